@@ -1,0 +1,139 @@
+"""The wire between the front end and the engine process: every message, both directions.
+
+msgspec structs, MessagePack-encoded. No tensors, no pickle, no text except error messages.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+StepPhase = Literal["prefill", "decode"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen for one request. Ranges are checked at the HTTP edge.
+
+    `temperature` below 1e-5 means greedy; `top_k` 0 means off; `num_logprobs` None means none and
+    0 means the chosen token only.
+    """
+
+    max_tokens: int
+    seed: int = 0
+    choice_index: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start a generation. `output_token_ids` are tokens already emitted, when it is a replay.
+
+    `num_speculative_tokens`: None lets the controller choose, 0 turns drafting off, k pins it.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    output_token_ids: list[int] = []
+    num_speculative_tokens: int | None = None
+    priority: int = 0
+
+
+class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Stop a generation at whatever stage it is. Unknown ids are ignored."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Leave the loop after the step that is running."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The target's log-probabilities at one position: the token's own, and the most likely ones.
+
+    `top` is sorted from the most likely down, ties by token id; it need not hold the token itself.
+    """
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step added to one request.
+
+    The last one of a request has a `finish_reason`, and there is exactly one such. Of
+    `new_token_ids`, the first `num_accepted_tokens` were drafted. `prompt_logprobs` come once,
+    complete, before or with the first token: one entry per prompt token after the first.
+    `queue_seconds` and `num_cached_tokens` come with the first output.
+    """
+
+    request_id: str
+    new_token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    queue_seconds: float | None = None
+    num_cached_tokens: int | None = None
+
+
+class StepStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's state after a step."""
+
+    phase: StepPhase
+    step_seconds: float
+    draft_seconds: float
+    num_rows: int
+    num_tokens: int
+    num_running: int
+    num_waiting: int
+    kv_cache_usage_ratio: float
+
+
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All that one engine step has to say. `stats` is absent when only aborts were answered."""
+
+    outputs: list[RequestOutput]
+    stats: StepStats | None = None
+
+
+class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine has loaded and warmed the model and takes requests."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    num_speculative_tokens: int
+    speculative_method: str
+    device: str
+    dtype: str
+    eos_token_ids: list[int]
+    load_seconds: float
+
+
+class EngineDead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine cannot go on; the message is for a person."""
+
+    message: str
+
+
+EngineRequest = AddRequest | AbortRequest | Shutdown
+EngineMessage = EngineReady | StepOutput | EngineDead

@@ -1,0 +1,1 @@
+"""The model: its description, its weights on disk, and its forward pass."""

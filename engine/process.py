@@ -1,0 +1,193 @@
+"""The engine process: `python -m engine.process FOLDER`, started and watched by the front end.
+
+FOLDER is private and holds `engine.json` (the configuration) and `engine.sock`, where the front end
+listens. The process ends when told to, or when its standard input closes: the front end is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+
+from engine.backends.base import Backend
+from engine.backends.cpu import CpuBackend
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineDead,
+    EngineMessage,
+    EngineReady,
+    EngineRequest,
+    Shutdown,
+)
+from engine.model_runner import ModelRunner
+from engine.models.config import ModelError
+from engine.scheduler import Scheduler
+from engine.slots import SlotTable
+from engine.spec_decode.controller import DraftLengthController
+from engine.spec_decode.draft_model import DraftModelProposer
+from engine.spec_decode.drafter import Drafter
+from engine.spec_decode.proposer import Proposer
+from engine.spec_decode.suffix import SuffixProposer
+
+logger = logging.getLogger(__name__)
+
+
+class EngineProcess:
+    """Messages in, steps, messages out."""
+
+    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+        self._core = core
+        self._socket = socket
+        self._decoder = msgspec.msgpack.Decoder(EngineRequest)
+        self._should_exit = False
+
+    def run(self) -> None:
+        """Loop until told to shut down; waits for messages only when there is nothing to do."""
+        while not self._should_exit:
+            self._receive(wait=not self._core.has_work)
+            if self._core.has_work:
+                send(self._socket, self._core.step())
+
+    def _receive(self, *, wait: bool) -> None:
+        if wait:
+            self._handle(self._socket.recv())
+        while not self._should_exit and self._socket.poll(0):
+            self._handle(self._socket.recv())
+
+    def _handle(self, frame: bytes) -> None:
+        message = self._decoder.decode(frame)
+        match message:
+            case AddRequest():
+                self._core.add_request(message)
+            case AbortRequest():
+                self._core.abort_request(message.request_id)
+            case Shutdown():
+                self._should_exit = True
+
+
+def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
+    """Load the models and put the engine together.
+
+    Raises `ModelError` with a message for a person when a model cannot be served.
+    """
+    started = time.monotonic()
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    target = _load(config.model_path, config)
+    controller = DraftLengthController(
+        num_speculative_tokens=config.speculative.num_speculative_tokens
+    )
+    drafter = Drafter(_proposers(config, target), controller)
+    slots = SlotTable(config.max_num_seqs)
+    scheduler = Scheduler(
+        slots,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_consecutive_prefills=config.max_consecutive_prefills,
+        max_consecutive_decodes=config.max_consecutive_decodes,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+    core = EngineCore(
+        target.info,
+        scheduler=scheduler,
+        slots=slots,
+        model_runner=ModelRunner(target, drafter),
+        drafter=drafter,
+    )
+    return core, _ready(config, target, time.monotonic() - started)
+
+
+def _load(model_path: str, config: EngineConfig) -> Backend:
+    backend = CpuBackend(
+        Path(model_path),
+        dtype=config.dtype,
+        num_slots=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+    )
+    backend.warmup()
+    return backend
+
+
+def _proposers(config: EngineConfig, target: Backend) -> list[Proposer]:
+    speculative = config.speculative
+    proposers: list[Proposer] = []
+    if speculative.method in ("suffix", "suffix_and_draft_model"):
+        proposers.append(SuffixProposer(speculative))
+    if speculative.method in ("draft_model", "suffix_and_draft_model"):
+        assert speculative.draft_model_path is not None
+        proposers.append(
+            DraftModelProposer(
+                _load(speculative.draft_model_path, config),
+                vocab_size=target.info.vocab_size,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+            )
+        )
+    return proposers
+
+
+def _ready(config: EngineConfig, target: Backend, load_seconds: float) -> EngineReady:
+    speculative = config.speculative
+    drafts = speculative.method != "none"
+    return EngineReady(
+        vocab_size=target.info.vocab_size,
+        max_model_len=target.info.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        num_speculative_tokens=speculative.num_speculative_tokens if drafts else 0,
+        speculative_method=speculative.method,
+        device=config.device,
+        dtype=target.info.dtype,
+        eos_token_ids=list(target.info.eos_token_ids),
+        load_seconds=load_seconds,
+    )
+
+
+def send(socket: zmq.Socket[bytes], message: EngineMessage) -> None:
+    socket.send(msgspec.msgpack.encode(message))
+
+
+def run_engine(folder: Path) -> int:
+    """Load, serve, and say why if it ends in an error. Returns the exit status."""
+    config = msgspec.json.decode((folder / "engine.json").read_bytes(), type=EngineConfig)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.connect(f"ipc://{folder / 'engine.sock'}")
+        try:
+            core, ready = build_core(config)
+            send(socket, ready)
+            EngineProcess(core, socket).run()
+        except ModelError as error:
+            send(socket, EngineDead(message=str(error)))
+            return 1
+        except Exception as error:
+            logger.exception("the engine failed")
+            send(socket, EngineDead(message=f"{type(error).__name__}: {error}"))
+            return 1
+    return 0
+
+
+def _exit_with_front_end() -> None:
+    """Standard input is a pipe that the front end never writes to: it ends with the front end."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    # Ctrl-C in a terminal is for the front end, which then tells the engine.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_front_end, daemon=True).start()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    sys.exit(run_engine(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

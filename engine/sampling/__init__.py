@@ -1,0 +1,1 @@
+"""From logits to tokens: processing, keyed noise, the choice itself, log-probabilities."""

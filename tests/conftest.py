@@ -1,0 +1,17 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.model_source import default_cache_dir, resolve_model
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """The folder of the real default model, fetched on first use."""
+    cache_dir = os.environ.get("TANDEM_CACHE_DIR")
+    return resolve_model(None, Path(cache_dir) if cache_dir else default_cache_dir())
