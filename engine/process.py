@@ -177,7 +177,8 @@ def run_engine(folder: Path) -> int:
 
 def _exit_with_front_end() -> None:
     """Standard input is a pipe that the front end never writes to: it ends with the front end."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     os._exit(1)
 
 

@@ -44,25 +44,32 @@ class SlotTable:
         return self.num_busy < self.num_slots
 
     def allocate(self, token_ids: Sequence[int], *, reuse: bool = True) -> CachedPrefix:
-        """Take an idle slot for a request: the one with the longest usable prefix of `token_ids`.
+        """Take an idle slot for a request, best the one with the longest prefix of `token_ids`.
 
-        Where a busy slot has a longer one, which the caller may copy, the least recently used idle
-        slot is taken instead, so that what the others hold is kept.
+        Where that slot is busy, or holds mostly other tokens, the least recently used idle slot is
+        taken instead: what the other holds is kept, and the caller may copy the prefix.
         """
-        idle = [i for i, slot in enumerate(self._slots) if not slot.is_busy]
-        prefixes = [self._prefix(i, token_ids) if reuse else 0 for i in range(self.num_slots)]
-        slot_id = max(idle, key=lambda i: (prefixes[i], -self._slots[i].last_used))
-        if max(prefixes) > prefixes[slot_id]:
-            slot_id = min(idle, key=lambda i: self._slots[i].last_used)
+        slot_id = min(
+            (i for i, slot in enumerate(self._slots) if not slot.is_busy),
+            key=lambda i: self._slots[i].last_used,
+        )
+        if reuse:
+            best = self.longest_prefix(token_ids)
+            slot = self._slots[best.slot_id]
+            if not slot.is_busy and 2 * best.num_tokens >= len(slot.token_ids):
+                slot_id = best.slot_id
+        num_cached_tokens = self._prefix(slot_id, token_ids) if reuse else 0
         slot = self._slots[slot_id]
         slot.is_busy = True
-        del slot.token_ids[prefixes[slot_id] :]
-        return CachedPrefix(slot_id, prefixes[slot_id])
+        del slot.token_ids[num_cached_tokens:]
+        return CachedPrefix(slot_id, num_cached_tokens)
 
     def longest_prefix(self, token_ids: Sequence[int]) -> CachedPrefix:
-        """The slot, busy or idle, that holds most of the first `token_ids`."""
+        """The slot that holds most of the first `token_ids`, an idle one where they are equal."""
         prefixes = [self._prefix(i, token_ids) for i in range(self.num_slots)]
-        slot_id = max(range(self.num_slots), key=lambda i: prefixes[i])
+        slot_id = max(
+            range(self.num_slots), key=lambda i: (prefixes[i], not self._slots[i].is_busy)
+        )
         return CachedPrefix(slot_id, prefixes[slot_id])
 
     def _prefix(self, slot_id: int, token_ids: Sequence[int]) -> int:

@@ -1,8 +1,8 @@
 """Attention over contiguous KV slots on the CPU, with the same bits for any batch and any width.
 
-Keys and values of a slot lie side by side, so a run of neighbouring slots is read in place. Three
-things keep the bits: lengths are rounded up to `KV_TILE` (masked keys add exact zeros), a call has
-at most `REFERENCE_COUNT` query positions, and only counts that a probe found exact are used.
+Keys and values of a slot lie side by side, so a run of neighbouring slots is read in place. The
+bits are kept by using only kernel shapes that a probe found exact: at most `REFERENCE_COUNT` query
+positions in a call, and KV lengths that are rounded up.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
+from engine.backends.attention_kernel import attend, causal_mask
+from engine.backends.attention_probe import probe_attention
 from engine.backends.base import ForwardRow
+from engine.backends.length_tiling import LengthTiling
 from engine.backends.row_tiling import REFERENCE_COUNT, RowTiling
 from engine.models.config import ModelConfig
 
-KV_TILE = 64
-_PROBE_STARTS = (0, 37, 500, 1100)
-_PROBE_WIDTHS = (1, 2, 4, 8)
-
-
-def round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+_KV_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +53,8 @@ class _Call:
     run: _Run
     offset: int
     width: int
-    padded_width: int
     kv_length: int
-    mask: torch.Tensor  # [num_rows, 1, padded_width * group_size, kv_length]
+    mask: torch.Tensor  # [num_rows, 1, padded width * group_size, kv_length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +74,13 @@ class SlotAttention:
     ) -> None:
         self._config = config
         self._dtype = dtype
-        self._max_positions = round_up(max_positions, KV_TILE)
+        self._max_positions = -(-max_positions // _KV_BLOCK) * _KV_BLOCK
         shape = (num_slots + 1, self._max_positions, config.num_kv_heads, config.head_dim)
         self._trash_index = num_slots * self._max_positions
         self._keys = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
         self._values = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
-        self._tiling = RowTiling()
+        self._lengths = LengthTiling(_KV_BLOCK)
+        self._widths = RowTiling()
         self._plan = _Plan(torch.empty(0, dtype=torch.long), ())
 
     def plan(self, rows: Sequence[ForwardRow], num_padded_tokens: int) -> None:
@@ -123,80 +119,41 @@ class SlotAttention:
             cache[target_slot, :num_tokens] = cache[source_slot, :num_tokens]
 
     def probe(self) -> None:
-        """Find the numbers of query positions that keep the bits of the reference."""
-        self._tiling = RowTiling(width for width in _PROBE_WIDTHS if self._is_exact(width))
+        """Find the kernel shapes that are exact on this machine."""
+        self._lengths, self._widths = probe_attention(
+            self._config, max_positions=self._max_positions, dtype=self._dtype
+        )
 
     def _attend(
         self, call: _Call, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:  # [num_rows * width, num_heads * head_dim]
-        run, width = call.run, call.width
+        run = call.run
         slots = slice(run.first_slot, run.first_slot + run.num_rows)
-        query = query.unflatten(0, (run.num_rows, width))
-        if call.padded_width > width:
-            query = F.pad(query, (0, 0) * 3 + (0, call.padded_width - width))
-        output: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query.flatten(1, 2).transpose(
-                1, 2
-            ),  # [num_rows, num_kv_heads, width * group, head_dim]
-            keys[slots, : call.kv_length].transpose(1, 2),
-            values[slots, : call.kv_length].transpose(1, 2),
-            attn_mask=call.mask,
-        )[0].transpose(1, 2)
-        group_size = self._config.num_heads // self._config.num_kv_heads
-        return output[:, : width * group_size].reshape(run.num_rows * width, -1)
+        output = attend(
+            query.unflatten(0, (run.num_rows, call.width)),
+            keys[slots, : call.kv_length],
+            values[slots, : call.kv_length],
+            call.mask,
+        )
+        return output.flatten(0, 1)
 
     def _calls(self, run: _Run) -> Iterator[_Call]:
         for offset in range(0, run.width, REFERENCE_COUNT):
-            width = min(REFERENCE_COUNT, run.width - offset)
-            yield self._call(run, offset, width, self._tiling.padded(width))
+            yield self._call(run, offset, min(REFERENCE_COUNT, run.width - offset))
 
-    def _call(self, run: _Run, offset: int, width: int, padded_width: int) -> _Call:
-        kv_length = round_up(max(run.start_positions) + offset + width, KV_TILE)
-        starts = torch.tensor(run.start_positions) + offset  # [num_rows]
-        steps = torch.arange(padded_width).clamp(max=width - 1)
-        query_positions = (starts[:, None] + steps)[..., None]  # [num_rows, padded_width, 1]
-        kv_positions = torch.arange(kv_length)
-        hidden = kv_positions > query_positions
-        if self._config.sliding_window is not None:
-            hidden |= kv_positions <= query_positions - self._config.sliding_window
-        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
-        group_size = self._config.num_heads // self._config.num_kv_heads
-        mask = mask.repeat_interleave(group_size, dim=1).unsqueeze(1)
-        return _Call(run, offset, width, padded_width, kv_length, mask)
-
-    def _is_exact(self, width: int) -> bool:
-        """Compare `width` positions at a time, in one and in two rows, with the reference."""
-        generator = torch.Generator().manual_seed(width)
-        return all(
-            self._is_exact_at(width, start, generator)
-            for start in _PROBE_STARTS
-            if start + REFERENCE_COUNT <= self._max_positions
+    def _call(self, run: _Run, offset: int, width: int) -> _Call:
+        longest = max(run.start_positions) + offset + width
+        kv_length = min(self._lengths.padded(longest), self._max_positions)
+        mask = causal_mask(
+            tuple(start + offset for start in run.start_positions),
+            width=width,
+            padded_width=self._widths.padded(width),
+            kv_length=kv_length,
+            group_size=self._config.num_heads // self._config.num_kv_heads,
+            sliding_window=self._config.sliding_window,
+            dtype=self._dtype,
         )
-
-    def _is_exact_at(self, width: int, start: int, generator: torch.Generator) -> bool:
-        config = self._config
-        group_size = config.num_heads // config.num_kv_heads
-        kv_shape = (2, self._keys[0].shape[1], config.num_kv_heads, config.head_dim)
-        keys = torch.randn(kv_shape, generator=generator).to(self._dtype)
-        values = torch.randn(kv_shape, generator=generator).to(self._dtype)
-        query = torch.randn(REFERENCE_COUNT, group_size, *kv_shape[2:], generator=generator).to(
-            self._dtype
-        )
-        whole = _Run(0, 0, REFERENCE_COUNT, (start,))
-        reference = self._attend(
-            self._call(whole, 0, REFERENCE_COUNT, REFERENCE_COUNT), query, keys, values
-        )
-        keys[1], values[1] = keys[0], values[0]
-        for offset in range(0, REFERENCE_COUNT, width):
-            part = query[offset : offset + width]
-            expected = reference[offset : offset + width]
-            for num_rows in (1, 2):
-                run = _Run(0, 0, width, (start + offset,) * num_rows)
-                call = self._call(run, 0, width, width)
-                actual = self._attend(call, part.repeat(num_rows, 1, 1, 1), keys, values)
-                if not torch.equal(actual, expected.repeat(num_rows, 1)):
-                    return False
-        return True
+        return _Call(run, offset, width, kv_length, mask)
 
 
 def _runs(rows: Sequence[ForwardRow]) -> list[_Run]:

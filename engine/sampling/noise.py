@@ -21,7 +21,8 @@ def gumbel_noise(
 ) -> npt.NDArray[np.float64]:
     """Standard Gumbel values, one for each token id."""
     bits = _splitmix64(_key(seed, choice_index, position), token_ids.astype(np.uint64))
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # inside (0, 1)
+    # 52 bits, since the half of a 53rd would round the largest value up to 1, and its noise to inf.
+    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise
 

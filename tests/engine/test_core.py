@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine.config import SpeculativeConfig
 from engine.core import EngineCore
 from engine.spec_decode.draft_model import DraftModelProposer
 from engine.spec_decode.suffix import SuffixProposer
-from engine.config import SpeculativeConfig
 from tests.engine.driver import Generation, add_request, run, run_one, take
 from tests.engine.fake_backend import (
     VOCAB_SIZE,

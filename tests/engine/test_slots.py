@@ -34,6 +34,13 @@ def test_the_idle_slot_with_the_longest_prefix_is_taken():
     assert slots.allocate([1, 2, 3, 4, 5]) == CachedPrefix(longest, 4)
 
 
+def test_a_slot_that_holds_mostly_other_tokens_is_left_alone_for_copying():
+    slots = SlotTable(2)
+    long = fill(slots, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert slots.allocate([1, 2, 3, 7, 7]) != CachedPrefix(long, 3)
+    assert slots.longest_prefix([1, 2, 3, 7, 7]) == CachedPrefix(long, 3)
+
+
 def test_one_token_is_always_left_to_compute():
     slots = SlotTable(1)
     fill(slots, [1, 2, 3])

@@ -1,0 +1,118 @@
+"""The command line: `tandem serve` and `tandem fetch`. Errors are one readable line per problem."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from app import __version__
+from app.errors import EngineFailedError
+from app.model_source import DEFAULT_MODEL, ModelSourceError, default_cache_dir, resolve_model
+from app.server import bind_socket, serve
+from app.settings import Settings, WrongSettingsError, parse_settings
+from app.tokenizer import Tokenizer
+from engine.messages import EngineReady
+
+USAGE_EXIT_CODE = 2
+
+
+class CommandError(Exception):
+    """Ends the command with exit code 1."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if arguments[:1] == ["serve"]:
+            return _serve(parse_settings(arguments[1:]))
+        return _other_command(arguments)
+    except WrongSettingsError as error:
+        for line in str(error).splitlines():
+            print(f"tandem serve: {line}", file=sys.stderr)
+        print("`tandem serve --help` lists the flags.", file=sys.stderr)
+        return USAGE_EXIT_CODE
+    except (CommandError, ModelSourceError) as error:
+        print(f"tandem: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def _other_command(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="tandem", description="Exact speculative decoding.")
+    parser.add_argument("--version", action="version", version=f"tandem {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | fetch")
+    commands.add_parser("serve", help="serve a model over HTTP; `tandem serve --help` for more")
+    fetch = commands.add_parser("fetch", help="download a model and print its folder")
+    fetch.add_argument("--model", help=f"Hugging Face id or local folder [{DEFAULT_MODEL}]")
+    fetch.add_argument("--cache-dir", type=Path, default=default_cache_dir())
+    options = parser.parse_args(arguments)
+    print(resolve_model(options.model, options.cache_dir))
+    return 0
+
+
+def _serve(settings: Settings) -> int:
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        listener = bind_socket(settings.host, settings.port)
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+            "choose another with --port or --host"
+        ) from error
+    with listener:
+        model_path = resolve_model(settings.model, settings.cache_dir)
+        tokenizer = Tokenizer.from_folder(model_path)
+        draft_model_path = _draft_model(settings, tokenizer)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{host}:{listener.getsockname()[1]}"
+        try:
+            asyncio.run(
+                serve(
+                    settings,
+                    settings.engine_config(model_path, draft_model_path),
+                    tokenizer,
+                    listener,
+                    lambda model: _announce(settings.model_name, url, model),
+                )
+            )
+        except EngineFailedError as error:
+            raise CommandError(f"the engine stopped: {error}") from error
+    return 0
+
+
+def _draft_model(settings: Settings, tokenizer: Tokenizer) -> Path | None:
+    """The folder of the draft model, which must mean the same by every token id."""
+    draft_model = settings.speculative_config.model
+    if draft_model is None:
+        return None
+    path = resolve_model(draft_model, settings.cache_dir)
+    draft_tokenizer = Tokenizer.from_folder(path)
+    if not tokenizer.same_vocabulary(draft_tokenizer):
+        raise CommandError(
+            f"the draft model {draft_model} ({draft_tokenizer.vocab_size} tokens) has another "
+            f"tokenizer than {settings.model_name} ({tokenizer.vocab_size} tokens): "
+            "choose a draft model of the same family"
+        )
+    return path
+
+
+def _announce(model_name: str, url: str, model: EngineReady) -> None:
+    body = json.dumps({"model": model_name, "prompt": "The capital of France is"})
+    print(
+        f"Tandem serves {model_name} at {url} ({model.device}, {model.dtype}, "
+        f"speculation: {model.speculative_method}). Try:\n"
+        f"  curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
