@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check fmt clean
+.PHONY: help install serve test check bench fmt clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ check: $(INSTALLED) ## Lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(INSTALLED) ## Measure tokens/s with speculation off and on; server flags go in ARGS="..."
+	@$(BIN)/tandem bench --prompts tests/data/prompts.jsonl -- $(ARGS)
 
 fmt: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""The command line: `tandem serve` and `tandem fetch`. Errors are one readable line per problem."""
+"""The command line: `tandem serve | fetch | bench`. Errors are one readable line per problem."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app import __version__
+from app.bench import BenchError, run_bench
 from app.errors import EngineFailedError
 from app.model_source import DEFAULT_MODEL, ModelSourceError, default_cache_dir, resolve_model
 from app.server import bind_socket, serve
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"tandem serve: {line}", file=sys.stderr)
         print("`tandem serve --help` lists the flags.", file=sys.stderr)
         return USAGE_EXIT_CODE
-    except (CommandError, ModelSourceError) as error:
+    except (CommandError, ModelSourceError, BenchError) as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -46,13 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _other_command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="tandem", description="Exact speculative decoding.")
     parser.add_argument("--version", action="version", version=f"tandem {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | fetch")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | fetch | bench")
     commands.add_parser("serve", help="serve a model over HTTP; `tandem serve --help` for more")
     fetch = commands.add_parser("fetch", help="download a model and print its folder")
     fetch.add_argument("--model", help=f"Hugging Face id or local folder [{DEFAULT_MODEL}]")
     fetch.add_argument("--cache-dir", type=Path, default=default_cache_dir())
+    bench = commands.add_parser("bench", help="measure speculation off and on")
+    bench.add_argument(
+        "--prompts", type=Path, required=True, help="JSON lines with kind, prompt, max_tokens"
+    )
+    bench.add_argument("serve_flags", nargs="*", help="after --: flags for the server it starts")
     options = parser.parse_args(arguments)
-    print(resolve_model(options.model, options.cache_dir))
+    if options.command == "bench":
+        print(run_bench(options.prompts, options.serve_flags))
+    else:
+        print(resolve_model(options.model, options.cache_dir))
     return 0
 
 

@@ -54,9 +54,6 @@ class ChoiceDecoder:
         num_tokens_before = self.num_tokens
         if output.prompt_logprobs is not None:
             self._entries += self._prompt_entries(output.prompt_logprobs)
-        if self._body.max_tokens == 0 and (output.new_token_ids or output.finish_reason):
-            self.finish_reason = "length"
-            return 0
         for position, token_id in enumerate(output.new_token_ids):
             self._append_token(output, position, token_id)
             if self._stop_strings.matched:

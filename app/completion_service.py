@@ -103,8 +103,7 @@ def sampling_params(
     body: CompletionRequest, *, seed: int, choice_index: int, max_tokens: int
 ) -> SamplingParams:
     """The engine's view of the body; at most `max_tokens` fit into the context."""
-    # An echo alone still needs a step, for the prompt's logprobs; its token is dropped.
-    max_tokens = min(max(body.max_tokens, 1), max_tokens)
+    max_tokens = min(body.max_tokens, max_tokens)
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,

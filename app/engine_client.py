@@ -137,21 +137,14 @@ class ZmqEngineClient:
             stream.put(output)
             if output.finish_reason is not None:
                 self._forget(output.request_id)
-        if step.stats is not None:
-            self._metrics.record_step(step.stats)
-        self._record_idle()
+        self._metrics.record_step(step.stats)
 
     def _abort(self, request_id: str) -> None:
         self._send(AbortRequest(request_id=request_id))
         self._forget(request_id)
-        self._record_idle()
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
-
-    def _record_idle(self) -> None:
-        if not self._streams:
-            self._metrics.record_idle()
 
     def _send(self, message: EngineRequest) -> None:
         self._socket.send(self._encoder.encode(message))

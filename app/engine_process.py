@@ -37,6 +37,8 @@ class EngineProcess:
             "engine.process",
             str(self.folder),
             stdin=asyncio.subprocess.PIPE,
+            # Modules are looked for in the current folder first: nobody else's are in this one.
+            cwd=self.folder,
             # Ctrl-C in the terminal is for the front end, which lets requests finish first.
             start_new_session=True,
         )

@@ -54,12 +54,13 @@ class Metrics:
         self._engine_ready.set(ready)
 
     def record_step(self, stats: StepStats) -> None:
-        self._step_seconds[stats.phase].observe(stats.step_seconds)
+        if stats.phase is not None:
+            self._step_seconds[stats.phase].observe(stats.step_seconds)
         self._draft_seconds.inc(stats.draft_seconds)
         self._record_load(stats.num_running, stats.num_waiting, stats.kv_cache_usage_ratio)
 
     def record_idle(self) -> None:
-        """No request is left: an engine that does not step does not say so itself."""
+        """No request is left, since the engine has ended."""
         self._record_load(0, 0, 0.0)
 
     def record_prompt(

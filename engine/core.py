@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from engine.backends.base import ModelInfo
 from engine.messages import AddRequest, FinishReason, RequestOutput, StepOutput, StepStats
 from engine.model_runner import ModelRunner, RequestResult, StepResult
 from engine.request import Request
-from engine.scheduler import Scheduler, SchedulerOutput
+from engine.scheduler import Scheduler
 from engine.slots import SlotTable
 from engine.spec_decode.drafter import Drafter
 
@@ -66,10 +68,18 @@ class EngineCore:
         scheduled = self._scheduler.schedule()
         outputs, self._answers = self._answers, []
         if scheduled is None:
-            return StepOutput(outputs=outputs)
+            return StepOutput(outputs=outputs, stats=self._stats())
         result = self._model_runner.execute(scheduled)
         outputs += self._update_from_output(result)
-        return StepOutput(outputs=outputs, stats=self._stats(scheduled, result, started))
+        stats = msgspec.structs.replace(
+            self._stats(),
+            phase=scheduled.phase,
+            step_seconds=time.perf_counter() - started,
+            draft_seconds=result.draft_seconds,
+            num_rows=len(result.results),
+            num_tokens=result.num_tokens,
+        )
+        return StepOutput(outputs=outputs, stats=stats)
 
     def _update_from_output(self, result: StepResult) -> list[RequestOutput]:
         outputs = []
@@ -106,14 +116,9 @@ class EngineCore:
             return f"a token id is outside the vocabulary of {model.vocab_size}"
         return None
 
-    def _stats(self, scheduled: SchedulerOutput, result: StepResult, started: float) -> StepStats:
+    def _stats(self) -> StepStats:
         capacity = self._slots.num_slots * self._model.max_model_len
         return StepStats(
-            phase=scheduled.phase,
-            step_seconds=time.perf_counter() - started,
-            draft_seconds=result.draft_seconds,
-            num_rows=len(scheduled.scheduled),
-            num_tokens=result.num_tokens,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             kv_cache_usage_ratio=self._scheduler.num_running_tokens / capacity,

@@ -96,23 +96,23 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's state after a step."""
+    """The engine's state after a step. `phase` is None where no model ran: aborts were answered."""
 
-    phase: StepPhase
-    step_seconds: float
-    draft_seconds: float
-    num_rows: int
-    num_tokens: int
+    phase: StepPhase | None = None
+    step_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    num_rows: int = 0
+    num_tokens: int = 0
     num_running: int
     num_waiting: int
     kv_cache_usage_ratio: float
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """All that one engine step has to say. `stats` is absent when only aborts were answered."""
+    """All that one engine step has to say."""
 
     outputs: list[RequestOutput]
-    stats: StepStats | None = None
+    stats: StepStats
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -9,6 +9,10 @@ import pytest
 
 from app.model_source import default_cache_dir, resolve_model
 
+# Read when torch is first imported. Threads that spin for each other take 20 times as long when
+# something else runs on the same cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:

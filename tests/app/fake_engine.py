@@ -81,8 +81,8 @@ def says(tokenizer: Tokenizer, text: str, *, tokens_per_step: int = 1, eos: bool
         params = request.sampling_params
         mine = token_ids[: params.max_tokens]
         finish_reason = "stop" if eos and len(mine) == len(token_ids) else "length"
-        steps = [mine[i : i + tokens_per_step] for i in range(0, len(mine), tokens_per_step)]
-        starts = range(0, len(mine), tokens_per_step)
+        starts = range(0, max(len(mine), 1), tokens_per_step)
+        steps = [mine[i : i + tokens_per_step] for i in starts]
         outputs = []
         for start, step in zip(starts, steps, strict=True):
             is_last = start + len(step) == len(mine)
@@ -94,8 +94,8 @@ def says(tokenizer: Tokenizer, text: str, *, tokens_per_step: int = 1, eos: bool
                     prompt_logprobs=None if start else _prompt_logprobs(request),
                     finish_reason=finish_reason if is_last else None,
                     stop_token_id=0 if is_last and finish_reason == "stop" else None,
-                    num_draft_tokens=len(step) - 1,
-                    num_accepted_tokens=len(step) - 1,
+                    num_draft_tokens=max(0, len(step) - 1),
+                    num_accepted_tokens=max(0, len(step) - 1),
                     queue_seconds=None if start else 0.25,
                     num_cached_tokens=None if start else 1,
                 )

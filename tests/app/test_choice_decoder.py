@@ -96,9 +96,9 @@ def test_offsets_never_lie_behind_a_text_that_was_cut(decode):
     assert (delta.text, [entry.text_offset for entry in delta.logprobs]) == ("", [0, 0, 0])
 
 
-def test_an_echo_of_the_prompt_alone_drops_the_token(byte_tokenizer):
+def test_an_echo_of_the_prompt_alone_ends_without_a_token(byte_tokenizer):
     body = CompletionRequest(prompt="Hi", max_tokens=0, echo=True)
     decoder = ChoiceDecoder(0, body, Prompt([1], "Hi"), byte_tokenizer)
-    output = RequestOutput(request_id="r", new_token_ids=[7], finish_reason="length")
+    output = RequestOutput(request_id="r", finish_reason="length")
     assert decoder.append(output) == 0
     assert (decoder.take().text, decoder.finish_reason) == ("Hi", "length")

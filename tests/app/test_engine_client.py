@@ -44,6 +44,7 @@ RUNNING = StepStats(
     num_waiting=0,
     kv_cache_usage_ratio=0.5,
 )
+IDLE = StepStats(num_running=0, num_waiting=0, kv_cache_usage_ratio=0.0)
 
 pytestmark = pytest.mark.usefixtures("running")
 
@@ -104,22 +105,33 @@ async def test_requests_go_out_and_their_outputs_come_back(client, peer):
         RequestOutput(request_id="b", new_token_ids=[7], finish_reason="stop"),
         RequestOutput(request_id="a", new_token_ids=[8], finish_reason="stop"),
     ]
-    await peer.say(StepOutput(outputs=outputs))
+    await peer.say(StepOutput(outputs=outputs, stats=RUNNING))
     assert await stream.get() == outputs
     assert await stream.get() == []
 
 
-async def test_closing_a_stream_aborts_what_has_not_finished(client, peer, sample):
+async def test_closing_a_stream_aborts_what_has_not_finished(client, peer):
     await peer.say(READY)
     await client.wait_ready()
     stream = client.generate([request("a"), request("b")])
     done = RequestOutput(request_id="a", finish_reason="stop")
     await peer.say(StepOutput(outputs=[done], stats=RUNNING))
     await stream.get()
-    assert sample("tandem_num_requests_running") == 1
     stream.close()
     heard = [await peer.hear() for _ in range(3)]
     assert heard[2] == AbortRequest(request_id="b")
+
+
+async def test_gauges_follow_an_engine_that_only_answers_an_abort(client, peer, sample):
+    await peer.say(READY)
+    await client.wait_ready()
+    stream = client.generate([request("a")])
+    await peer.say(StepOutput(outputs=[RequestOutput(request_id="a")], stats=RUNNING))
+    await stream.get()
+    assert sample("tandem_num_requests_running") == 1
+    done = RequestOutput(request_id="a", finish_reason="abort")
+    await peer.say(StepOutput(outputs=[done], stats=IDLE))
+    await stream.get()
     assert sample("tandem_num_requests_running") == 0
 
 
@@ -129,8 +141,8 @@ async def test_a_slow_reader_finds_all_that_came_at_once(client, peer):
     slow, fast = client.generate([request("slow")]), client.generate([request("fast")])
     outputs = [RequestOutput(request_id="slow", new_token_ids=[n]) for n in range(3)]
     for output in outputs:
-        await peer.say(StepOutput(outputs=[output]))
-    await peer.say(StepOutput(outputs=[RequestOutput(request_id="fast")]))
+        await peer.say(StepOutput(outputs=[output], stats=RUNNING))
+    await peer.say(StepOutput(outputs=[RequestOutput(request_id="fast")], stats=RUNNING))
     await fast.get()
     assert await slow.get() == outputs
 
@@ -162,7 +174,7 @@ async def test_what_came_before_the_death_is_still_given_out(client, peer, runni
     await client.wait_ready()
     stream = client.generate([request("a")])
     output = RequestOutput(request_id="a", new_token_ids=[1])
-    await peer.say(StepOutput(outputs=[output]))
+    await peer.say(StepOutput(outputs=[output], stats=RUNNING))
     await peer.say(EngineDead(message="gone"))
     client.fail(await running)
     assert await stream.get() == [output]

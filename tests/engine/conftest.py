@@ -56,6 +56,8 @@ TINY_MODELS = {
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
     ),
     "llama-biases": TinyModel("Llama", {"attention_bias": True, "mlp_bias": True}),
+    # Long sums, which kernels cut in different ways.
+    "llama-wide-mlp": TinyModel("Llama", {"intermediate_size": 2048}),
     "llama-sharded": TinyModel("Llama", max_shard_size="60KB"),
     "mistral-sliding-window": TinyModel("Mistral", {"sliding_window": 9}),
     "qwen2-biases": TinyModel("Qwen2"),

@@ -13,7 +13,7 @@ from tests.engine.fake_backend import FakeBackend, ScriptedProposer, build_core,
 
 def phases(core, num_steps: int) -> list[str]:
     steps = [core.step() for _ in range(num_steps)]
-    return [step.stats.phase for step in steps if step.stats is not None]
+    return [step.stats.phase for step in steps if step.stats.phase is not None]
 
 
 def longest_run(phases: list[str], phase: str) -> int:
