@@ -18,7 +18,7 @@ import msgspec
 import torch
 import zmq
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, ForwardRow
 from engine.backends.cpu import CpuBackend
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -35,7 +35,7 @@ from engine.model_runner import ModelRunner
 from engine.models.config import ModelError
 from engine.scheduler import Scheduler
 from engine.slots import SlotTable
-from engine.spec_decode.controller import DraftLengthController
+from engine.spec_decode.controller import DraftLengthController, StepCost
 from engine.spec_decode.draft_model import DraftModelProposer
 from engine.spec_decode.drafter import Drafter
 from engine.spec_decode.proposer import Proposer
@@ -89,6 +89,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     controller = DraftLengthController(
         num_speculative_tokens=config.speculative.num_speculative_tokens
     )
+    _measure_steps(target, controller.cost)
     drafter = Drafter(_proposers(config, target), controller)
     slots = SlotTable(config.max_num_seqs)
     scheduler = Scheduler(
@@ -117,6 +118,16 @@ def _load(model_path: str, config: EngineConfig) -> Backend:
     )
     backend.warmup()
     return backend
+
+
+def _measure_steps(backend: Backend, cost: StepCost) -> None:
+    """Time one row of each width, twice since the first call of a shape is slower."""
+    for width in backend.info.widths:
+        row = ForwardRow(slot_id=0, start_position=0, token_ids=(0,) * width, num_logits=width)
+        backend.forward((row,))
+        started = time.perf_counter()
+        backend.forward((row,))
+        cost.observe(width, time.perf_counter() - started)
 
 
 def _proposers(config: EngineConfig, target: Backend) -> list[Proposer]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from app.engine_process import BRIEF_SPINNING
 from app.model_source import default_cache_dir, resolve_model
 
-# Read when torch is first imported. Threads that spin for each other take 20 times as long when
-# something else runs on the same cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# As for the engine process; it is read when torch is first imported.
+os.environ.setdefault(*BRIEF_SPINNING)
 
 
 @pytest.fixture(scope="session")

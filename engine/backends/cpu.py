@@ -5,6 +5,7 @@ It finds at start which kernel shapes keep every row's bits (`RowTiling`) and us
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from engine.backends.packed_linear import PackedLinear, PlainLinear, supports_pa
 from engine.backends.row_tiling import RowTiling
 from engine.backends.slot_attention import SlotAttention
 from engine.config import DType
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, ModelError
 from engine.models.decoder import Decoder
 from engine.models.weights import Weights
 
@@ -38,12 +39,13 @@ class CpuBackend:
         config = ModelConfig.from_folder(model_path)
         self._dtype = resolve_dtype(dtype)
         self._linear_tiling = RowTiling()
-        max_positions = max_model_len or config.max_position_embeddings
+        max_positions = _context_length(config, max_model_len)
+        _check_memory(config, num_slots * max_positions, self._dtype)
         linear = PackedLinear if supports_packing(self._dtype) else PlainLinear
-        with torch.inference_mode():
+        with torch.inference_mode(), Weights(model_path) as weights:
             self._decoder = Decoder(
                 config,
-                Weights(model_path),
+                weights,
                 linear=lambda weight, bias: linear(weight, bias, tiling=self._linear_tiling),
                 dtype=self._dtype,
                 max_positions=max_positions,
@@ -63,7 +65,6 @@ class CpuBackend:
     @torch.inference_mode()
     def warmup(self) -> None:
         """Probe which shapes are exact; this also makes oneDNN build its kernels for them."""
-        self._attention.probe()
         probe = _LinearProbe(self._decoder, self._linear_tiling)
         self._linear_tiling.use([count for count in _CANDIDATE_COUNTS if probe.is_exact(count)])
 
@@ -134,6 +135,25 @@ def _attend_to_self(
     _layer_index: int, query: torch.Tensor, _key: torch.Tensor, _value: torch.Tensor
 ) -> torch.Tensor:
     return query.flatten(1)
+
+
+def _context_length(config: ModelConfig, max_model_len: int | None) -> int:
+    longest = config.max_position_embeddings
+    if max_model_len is not None and max_model_len > longest:
+        raise ModelError(f"max_model_len {max_model_len} is above the model's own {longest}")
+    return max_model_len or longest
+
+
+def _check_memory(config: ModelConfig, num_positions: int, dtype: torch.dtype) -> None:
+    """The KV cache takes memory only as it fills, so it must fit when it is full."""
+    per_position = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    needed = num_positions * per_position / 2**30
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    if needed > available:
+        raise ModelError(
+            f"the KV cache would grow to {needed:.1f} GiB, and this machine has {available:.1f}: "
+            "lower max_model_len or max_num_seqs"
+        )
 
 
 def resolve_dtype(dtype: DType) -> torch.dtype:

@@ -17,6 +17,10 @@ class LengthTiling:
         self.block = block
         self.exact_ends = tuple(sorted({*exact_ends, block}))
 
+    def whole_blocks(self, length: int) -> int:
+        """Room for every padded length up to `length`."""
+        return -(-length // self.block) * self.block
+
     def padded(self, length: int) -> int:
         whole_blocks, end = divmod(length, self.block)
         if end == 0:

@@ -24,8 +24,12 @@ class RowTiling:
         self.use(exact_counts)
 
     def use(self, exact_counts: Iterable[int]) -> None:
-        """Change the exact counts, for everyone who holds this tiling."""
+        """Change the exact counts, for everyone who holds this tiling.
+
+        Counts above the reference are multiples of it, so that padding twice changes nothing.
+        """
         self.exact_counts = tuple(sorted({*exact_counts, REFERENCE_COUNT}))
+        assert all(n < REFERENCE_COUNT or n % REFERENCE_COUNT == 0 for n in self.exact_counts)
         self._tiles.clear()
 
     def tiles(self, num_rows: int) -> tuple[int, ...]:

@@ -15,11 +15,8 @@ import torch
 from engine.backends.attention_kernel import attend, causal_mask
 from engine.backends.attention_probe import probe_attention
 from engine.backends.base import ForwardRow
-from engine.backends.length_tiling import LengthTiling
-from engine.backends.row_tiling import REFERENCE_COUNT, RowTiling
+from engine.backends.row_tiling import REFERENCE_COUNT
 from engine.models.config import ModelConfig
-
-_KV_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,8 @@ class _Plan:
 class SlotAttention:
     """The KV cache of all layers, and attention for the rows that `plan` was told of.
 
-    The last slot is the trash slot: padding tokens write there and are never read.
+    At construction it finds the kernel shapes that are exact on this machine. The last slot is the
+    trash slot: padding tokens write there and are never read.
     """
 
     def __init__(
@@ -74,13 +72,14 @@ class SlotAttention:
     ) -> None:
         self._config = config
         self._dtype = dtype
-        self._max_positions = -(-max_positions // _KV_BLOCK) * _KV_BLOCK
+        self._lengths, self._widths = probe_attention(
+            config, max_positions=max_positions, dtype=dtype
+        )
+        self._max_positions = self._lengths.whole_blocks(max_positions)
         shape = (num_slots + 1, self._max_positions, config.num_kv_heads, config.head_dim)
         self._trash_index = num_slots * self._max_positions
         self._keys = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
         self._values = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
-        self._lengths = LengthTiling(_KV_BLOCK)
-        self._widths = RowTiling()
         self._plan = _Plan(torch.empty(0, dtype=torch.long), ())
 
     def plan(self, rows: Sequence[ForwardRow], num_padded_tokens: int) -> None:
@@ -118,12 +117,6 @@ class SlotAttention:
         for cache in (*self._keys, *self._values):
             cache[target_slot, :num_tokens] = cache[source_slot, :num_tokens]
 
-    def probe(self) -> None:
-        """Find the kernel shapes that are exact on this machine."""
-        self._lengths, self._widths = probe_attention(
-            self._config, max_positions=self._max_positions, dtype=self._dtype
-        )
-
     def _attend(
         self, call: _Call, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:  # [num_rows * width, num_heads * head_dim]
@@ -143,7 +136,7 @@ class SlotAttention:
 
     def _call(self, run: _Run, offset: int, width: int) -> _Call:
         longest = max(run.start_positions) + offset + width
-        kv_length = min(self._lengths.padded(longest), self._max_positions)
+        kv_length = self._lengths.padded(longest)
         mask = causal_mask(
             tuple(start + offset for start in run.start_positions),
             width=width,

@@ -6,7 +6,11 @@ the kind's average as the start), and how long a step with so many tokens takes.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from engine.request import Request
 from engine.spec_decode.proposer import DraftKind
@@ -16,6 +20,10 @@ _PRIOR_WEIGHT = 2.0
 _EXPLORE_EVERY = 16
 _EXPLORE_LENGTH = 2
 _COST_SMOOTHING = 0.1
+
+
+Counts = int | npt.NDArray[np.int64]
+Seconds = npt.NDArray[np.float64]
 
 
 class AcceptanceRate:
@@ -41,6 +49,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._curve: tuple[list[int], list[float]] | tuple[()] = ()
         self._seconds_per_draft_token = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -48,24 +57,25 @@ class StepCost:
         # One slow step (a busy machine) must not look like the price of its shape.
         seconds = min(seconds, 2 * known)
         self._seconds[num_tokens] = known + _COST_SMOOTHING * (seconds - known)
+        self._curve = self._draw_curve()
 
     def observe_drafting(self, num_tokens: int, seconds: float) -> None:
         per_token = seconds / num_tokens
         known = self._seconds_per_draft_token or per_token
         self._seconds_per_draft_token = known + _COST_SMOOTHING * (per_token - known)
 
-    def seconds(self, num_tokens: int, num_draft_tokens: int = 0) -> float:
+    def seconds(self, num_tokens: Counts, num_draft_tokens: Counts = 0) -> Seconds:
         """Interpolated between the shapes that were seen; the nearest one outside of them."""
-        drafting = num_draft_tokens * self._seconds_per_draft_token
-        below = max((n for n in self._seconds if n <= num_tokens), default=None)
-        above = min((n for n in self._seconds if n >= num_tokens), default=None)
-        if below is None or above is None:
-            nearest = above if below is None else below
-            return drafting + (1.0 if nearest is None else self._seconds[nearest])
-        if below == above:
-            return drafting + self._seconds[below]
-        share = (num_tokens - below) / (above - below)
-        return drafting + (1 - share) * self._seconds[below] + share * self._seconds[above]
+        if not self._curve:
+            return np.ones_like(num_tokens, dtype=np.float64)
+        drafting = np.multiply(num_draft_tokens, self._seconds_per_draft_token)
+        return np.interp(num_tokens, *self._curve) + drafting
+
+    def _draw_curve(self) -> tuple[list[int], list[float]]:
+        """A larger step was never cheaper: a slow first reading of a shape does not stand."""
+        shapes = sorted(self._seconds)
+        falling = itertools.accumulate((self._seconds[n] for n in reversed(shapes)), min)
+        return shapes, list(falling)[::-1]
 
 
 @dataclass(slots=True)
@@ -116,15 +126,11 @@ class DraftLengthController:
 
     def _best_length(self, accept_prob: float, kind: DraftKind, *, num_rows: int) -> int:
         """The k that maximises (1 + p + ... + p^k) ÷ cost of a step where every row drafts k."""
-        best, best_rate = 0, 0.0
-        num_expected = 0.0
-        for length in range(self._max_length + 1):
-            num_expected += accept_prob**length
-            num_drafted = num_rows * length if kind == "draft_model" else 0
-            rate = num_expected / self.cost.seconds(num_rows * (1 + length), num_drafted)
-            if rate > best_rate:
-                best, best_rate = length, rate
-        return best
+        lengths = np.arange(self._max_length + 1)
+        num_expected = np.cumsum(accept_prob**lengths)
+        num_drafted = num_rows * lengths if kind == "draft_model" else 0
+        seconds = self.cost.seconds(num_rows * (1 + lengths), num_drafted)
+        return int((num_expected / seconds).argmax())
 
     def _rate(self, request: Request, kind: DraftKind) -> float:
         prior = self._kind_rates.setdefault(kind, AcceptanceRate()).estimate(0.7)

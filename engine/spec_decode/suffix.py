@@ -39,8 +39,8 @@ class SuffixProposer:
         self._index.close(request.request_id)
 
     def _propose(self, wanted: DraftRequest) -> tuple[int, ...]:
-        """A match of n tokens is trusted for n tokens. A continuation that ends early, since the
-        text repeats itself up to its end, is continued from where it came."""
+        """A match of n tokens is trusted for n tokens. Where a request repeats itself up to its
+        end, the continuation is short, and is repeated in turn."""
         request = wanted.request
         self._index.extend(request.request_id, request.token_ids)
         match = self._index.longest_match(request.token_ids)
@@ -48,5 +48,6 @@ class SuffixProposer:
             return ()
         num_tokens = min(wanted.max_tokens, match.num_matched)
         continuation = self._index.continuation(match, num_tokens)
-        repeats = -(-num_tokens // len(continuation))
-        return (continuation * repeats)[:num_tokens]
+        if match.name == request.request_id:
+            continuation *= -(-num_tokens // len(continuation))
+        return continuation[:num_tokens]

@@ -1,0 +1,130 @@
+"""Logits processing, each rule by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.messages import SamplingParams
+from engine.sampling.logits import process_logits
+from engine.sampling.token_history import TokenHistory
+
+LOGITS = [4.0, -4.0, 2.0, -2.0, 1.0, 0.0]
+PROMPT = [0, 0, 1]
+OUTPUT = [2, 2, 2, 3]
+EOS = (5,)
+INF = float("inf")
+
+
+def processed(
+    prompt: list[int] = PROMPT,
+    output: list[int] = OUTPUT,
+    eos: tuple[int, ...] = EOS,
+    **fields: Any,
+) -> list[float]:
+    logits = np.array(LOGITS, dtype=np.float32)
+    params = SamplingParams(max_tokens=9, **fields)
+    return process_logits(logits, params, TokenHistory(prompt, output), eos).tolist()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({}, LOGITS, id="nothing-applies"),
+        # Positive logits are divided, negative ones multiplied, of prompt and output, once each.
+        pytest.param(
+            {"repetition_penalty": 2.0}, [2.0, -8.0, 1.0, -4.0, 1.0, 0.0], id="repetition"
+        ),
+        pytest.param(
+            {"repetition_penalty": 0.5}, [8.0, -2.0, 4.0, -1.0, 1.0, 0.0], id="repetition-reward"
+        ),
+        # Per occurrence in the output.
+        pytest.param({"frequency_penalty": 0.5}, [4.0, -4.0, 0.5, -2.5, 1.0, 0.0], id="frequency"),
+        # Once, for being in the output.
+        pytest.param({"presence_penalty": 0.5}, [4.0, -4.0, 1.5, -2.5, 1.0, 0.0], id="presence"),
+        pytest.param(
+            {"presence_penalty": -0.5}, [4.0, -4.0, 2.5, -1.5, 1.0, 0.0], id="presence-reward"
+        ),
+        pytest.param(
+            {"logit_bias": {1: 10.0, 4: -0.5}}, [4.0, 6.0, 2.0, -2.0, 0.5, 0.0], id="bias"
+        ),
+        # 2 / 2 - 3 * 0.25 - 0.5 + 8 for token 2.
+        pytest.param(
+            {
+                "repetition_penalty": 2.0,
+                "frequency_penalty": 0.25,
+                "presence_penalty": 0.5,
+                "logit_bias": {2: 8.0},
+            },
+            [2.0, -8.0, 7.75, -4.75, 1.0, 0.0],
+            id="together",
+        ),
+    ],
+)
+def test_penalties_and_bias_are_as_documented(
+    fields: dict[str, Any], expected: list[float]
+) -> None:
+    assert processed(**fields) == expected
+
+
+def test_without_output_only_the_repetition_penalty_sees_the_prompt() -> None:
+    fields = {"frequency_penalty": 1.0, "presence_penalty": 1.0}
+    assert processed(output=[], **fields) == LOGITS
+    assert processed(output=[], repetition_penalty=2.0, **fields) == [2.0, -8.0, 2.0, -2.0, 1.0, 0]
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "masked"),
+    [pytest.param(4, set(), id="reached"), pytest.param(5, {1, 4, 5}, id="one-is-missing")],
+)
+def test_min_tokens_forbids_eos_and_stop_ids_until_it_is_reached(
+    min_tokens: int, masked: set[int]
+) -> None:
+    logits = processed(min_tokens=min_tokens, stop_token_ids=[4, 1])
+    assert {i for i, value in enumerate(logits) if value == -INF} == masked
+
+
+def test_min_tokens_beats_a_bias_for_eos() -> None:
+    assert processed(min_tokens=5, logit_bias={5: 100.0})[5] == -INF
+
+
+def test_min_tokens_without_any_end_token_changes_nothing() -> None:
+    assert processed(min_tokens=5, eos=()) == LOGITS
+
+
+def test_the_input_is_not_touched() -> None:
+    logits = np.array(LOGITS, dtype=np.float32)
+    params = SamplingParams(
+        max_tokens=9,
+        repetition_penalty=2.0,
+        presence_penalty=1.0,
+        logit_bias={0: 1.0},
+        min_tokens=9,
+    )
+    process_logits(logits, params, TokenHistory(PROMPT, OUTPUT), EOS)
+    assert logits.tolist() == LOGITS
+
+
+def test_an_extended_history_is_that_of_the_longer_output_and_leaves_the_original() -> None:
+    history = TokenHistory(PROMPT, OUTPUT)
+    extended = history.extended([4, 2])
+    for seen, output in ((history, OUTPUT), (extended, [*OUTPUT, 4, 2])):
+        token_ids, counts = seen.output_counts()
+        expected = {token_id: output.count(token_id) for token_id in output}
+        assert dict(zip(token_ids.tolist(), counts.tolist(), strict=True)) == expected
+        assert set(seen.seen().tolist()) == {*PROMPT, *output}
+        assert seen.num_output_tokens == len(output)
+
+
+def test_each_position_is_penalised_for_the_tokens_before_it() -> None:
+    history = TokenHistory(PROMPT)
+    params = SamplingParams(max_tokens=9, frequency_penalty=1.0)
+    logits = np.array(LOGITS, dtype=np.float32)
+    values = []
+    for token_id in (2, 4, 2):
+        values.append(float(process_logits(logits, params, history, EOS)[2]))
+        history.append(token_id)
+    values.append(float(process_logits(logits, params, history, EOS)[2]))
+    assert values == [2.0, 1.0, 1.0, 0.0]
