@@ -1,7 +1,8 @@
 """`tandem bench`: tokens per second without and with speculation, prompt by prompt.
 
 It starts a server of its own, since one that has answered a prompt before drafts from that answer.
-Each prompt runs with speculation first, for the same reason; both answers must be the same bytes.
+Each prompt runs with speculation first, for the same reason, and without the prefix cache, so that
+both sides read the prompt. Both answers must be the same bytes.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def _read_prompts(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _server(arguments: Sequence[str]) -> Iterator[str]:
-    command = [sys.executable, "-m", "app", "serve", "--port", "0", *arguments]
+    flags = ["--port", "0", "--no-enable-prefix-caching", "--log-level", "warning"]
+    command = [sys.executable, "-m", "app", "serve", *flags, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -20,7 +20,8 @@ from engine.models.decoder import Decoder
 from engine.models.weights import Weights
 
 _CANDIDATE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 32, 64, 128)
-_NUM_PROBE_ROWS = 128
+_MIN_PROBE_ROWS = 128
+_MIN_PROBE_VALUES = 2**16
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
@@ -107,20 +108,22 @@ class _LinearProbe:
     def __init__(self, decoder: Decoder, tiling: RowTiling) -> None:
         self._decoder = decoder
         self._tiling = tiling
+        # In bfloat16 few values show another summation, so there must be enough of them.
+        num_chunks = -(-_MIN_PROBE_VALUES // (_MIN_PROBE_ROWS * decoder.config.hidden_size))
+        self._num_rows = num_chunks * _MIN_PROBE_ROWS
         generator = torch.Generator().manual_seed(0)
         self._input_ids = torch.randint(
-            decoder.config.vocab_size, (_NUM_PROBE_ROWS,), generator=generator
+            decoder.config.vocab_size, (self._num_rows,), generator=generator
         )
-        self._reference = self._run(0, _NUM_PROBE_ROWS, exact_counts=())
+        self._reference = self._run(0, self._num_rows, exact_counts=())
 
     def is_exact(self, count: int) -> bool:
-        """Enough rows are compared that in bfloat16, too, some would show another summation."""
         return all(
             torch.equal(
                 self._run(start, count, exact_counts=(count,)),
                 self._reference[start : start + count],
             )
-            for start in range(0, _NUM_PROBE_ROWS - count + 1, count)
+            for start in range(0, self._num_rows - count + 1, count)
         )
 
     def _run(self, start: int, count: int, *, exact_counts: tuple[int, ...]) -> torch.Tensor:

@@ -87,11 +87,10 @@ class DraftModelProposer:
         return _Drafting(request, request.slot_id, max_tokens)
 
     def _catch_up(self, started: Sequence[_Drafting]) -> list[_Drafting]:
-        """Spend at most one prefill chunk on requests that are far behind; returns those that can
-        draft now."""
+        """Spend one prefill chunk on a request that is far behind; returns those that can draft."""
         ready = [d for d in started if self._num_unseen(d) <= self._max_num_batched_tokens]
         behind = [d for d in started if self._num_unseen(d) > self._max_num_batched_tokens]
-        if behind and not ready:
+        if behind:
             self._forward([self._row(behind[0], self._max_num_batched_tokens, num_logits=0)])
         return ready
 
