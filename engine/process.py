@@ -121,10 +121,9 @@ def _load(model_path: str, config: EngineConfig) -> Backend:
 
 
 def _measure_steps(backend: Backend, cost: StepCost) -> None:
-    """Time one row of each width, twice since the first call of a shape is slower."""
+    """Time one row of each width, so that the first drafts have a sensible length."""
     for width in backend.info.widths:
         row = ForwardRow(slot_id=0, start_position=0, token_ids=(0,) * width, num_logits=width)
-        backend.forward((row,))
         started = time.perf_counter()
         backend.forward((row,))
         cost.observe(width, time.perf_counter() - started)

@@ -7,6 +7,8 @@ positions in a call, and KV lengths that are rounded up.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -78,8 +80,8 @@ class SlotAttention:
         self._max_positions = self._lengths.whole_blocks(max_positions)
         shape = (num_slots + 1, self._max_positions, config.num_kv_heads, config.head_dim)
         self._trash_index = num_slots * self._max_positions
-        self._keys = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
-        self._values = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
+        self._keys = [_untouched_zeros(shape, dtype) for _ in range(config.num_layers)]
+        self._values = [_untouched_zeros(shape, dtype) for _ in range(config.num_layers)]
         self._plan = _Plan(torch.empty(0, dtype=torch.long), ())
 
     def plan(self, rows: Sequence[ForwardRow], num_padded_tokens: int) -> None:
@@ -147,6 +149,12 @@ class SlotAttention:
             dtype=self._dtype,
         )
         return _Call(run, offset, width, kv_length, mask)
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that take memory only where they are written to, unlike torch's own."""
+    buffer = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
 def _runs(rows: Sequence[ForwardRow]) -> list[_Run]:
