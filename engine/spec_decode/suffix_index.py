@@ -6,7 +6,6 @@ does not know requests, only sequence names.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +35,7 @@ class SuffixIndex:
         self._num_tokens = 0
         self._sequences: dict[str, list[int]] = {}
         self._is_open: dict[str, bool] = {}
-        self._occurrences: dict[tuple[int, ...], deque[tuple[str, int]]] = {}
+        self._occurrences: dict[tuple[int, ...], list[tuple[str, int]]] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -51,10 +50,9 @@ class SuffixIndex:
         known.extend(token_ids[len(known) :])
         for end in range(first_end, len(known) + 1):
             gram = tuple(known[end - self._min_match : end])
-            occurrences = self._occurrences.get(gram)
-            if occurrences is None:
-                self._occurrences[gram] = occurrences = deque(maxlen=_OCCURRENCES_KEPT)
+            occurrences = self._occurrences.setdefault(gram, [])
             occurrences.append((name, end))
+            del occurrences[:-_OCCURRENCES_KEPT]
         self._evict()
 
     def close(self, name: str) -> None:
@@ -99,6 +97,6 @@ class SuffixIndex:
             gram = tuple(sequence[end - self._min_match : end])
             kept = [entry for entry in self._occurrences.get(gram, ()) if entry[0] != name]
             if kept:
-                self._occurrences[gram] = deque(kept, maxlen=_OCCURRENCES_KEPT)
+                self._occurrences[gram] = kept
             else:
                 self._occurrences.pop(gram, None)
