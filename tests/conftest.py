@@ -6,12 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from app.engine_process import BRIEF_SPINNING
 from app.model_source import default_cache_dir, resolve_model
 
 # As for the engine process; it is read when torch is first imported.
 os.environ.setdefault(*BRIEF_SPINNING)
+
+# A busy machine is not a failure.
+settings.register_profile("no_clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no_clock")
 
 
 @pytest.fixture(scope="session")

@@ -126,7 +126,5 @@ class EngineUnderRandomUse(RuleBasedStateMachine):
                 assert request_id in self.aborted
 
 
-EngineUnderRandomUse.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
-)
+EngineUnderRandomUse.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestEngineUnderRandomUse = EngineUnderRandomUse.TestCase

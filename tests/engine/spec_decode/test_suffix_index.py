@@ -149,7 +149,7 @@ def brute_force(
     min_match=st.integers(1, 3),
     extra=st.integers(0, 4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_index_answers_like_a_scan(
     steps: list[tuple[str, list[int]]], token_ids: list[int], min_match: int, extra: int
 ) -> None:
@@ -168,7 +168,7 @@ def test_the_index_answers_like_a_scan(
 
 
 @given(text=texts, cuts=st.sets(st.integers(0, 40)), token_ids=texts)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_growing_step_by_step_is_the_same_as_at_once(
     text: list[int], cuts: set[int], token_ids: list[int]
 ) -> None:
@@ -185,7 +185,7 @@ def test_growing_step_by_step_is_the_same_as_at_once(
     token_ids=texts,
     max_tokens=st.integers(0, 100),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_bound_is_kept_and_matches_stay_true(
     steps: list[tuple[bool, list[int]]], token_ids: list[int], max_tokens: int
 ) -> None:
