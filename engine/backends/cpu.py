@@ -6,13 +6,14 @@ It finds at start which kernel shapes keep every row's bits (`RowTiling`) and us
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from engine.backends.base import ForwardRow, ModelInfo
 from engine.backends.packed_linear import PackedLinear, PlainLinear, supports_packing
-from engine.backends.row_tiling import RowTiling
+from engine.backends.row_tiling import REFERENCE_COUNT, RowTiling
 from engine.backends.slot_attention import SlotAttention
 from engine.config import DType
 from engine.models.config import ModelConfig, ModelError
@@ -22,6 +23,7 @@ from engine.models.weights import Weights
 _CANDIDATE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 32, 64, 128)
 _MIN_PROBE_ROWS = 128
 _MIN_PROBE_VALUES = 2**16
+_PROBE_LAYERS = 2
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
@@ -39,7 +41,7 @@ class CpuBackend:
     ) -> None:
         config = ModelConfig.from_folder(model_path)
         self._dtype = resolve_dtype(dtype)
-        self._linear_tiling = RowTiling()
+        self._tiling = RowTiling()
         max_positions = _context_length(config, max_model_len)
         _check_memory(config, num_slots * max_positions, self._dtype)
         linear = PackedLinear if supports_packing(self._dtype) else PlainLinear
@@ -47,7 +49,7 @@ class CpuBackend:
             self._decoder = Decoder(
                 config,
                 weights,
-                linear=lambda weight, bias: linear(weight, bias, tiling=self._linear_tiling),
+                linear=lambda weight, bias: linear(weight, bias, tiling=self._tiling),
                 dtype=self._dtype,
                 max_positions=max_positions,
             )
@@ -66,19 +68,13 @@ class CpuBackend:
     @torch.inference_mode()
     def warmup(self) -> None:
         """Probe which shapes are exact; this also makes oneDNN build its kernels for them."""
-        probe = _LinearProbe(self._decoder, self._linear_tiling)
-        self._linear_tiling.use([count for count in _CANDIDATE_COUNTS if probe.is_exact(count)])
+        probe = _RowProbe(self._decoder, self._tiling)
+        self._tiling.use([count for count in _CANDIDATE_COUNTS if probe.is_exact(count)])
 
     @torch.inference_mode()
     def forward(self, rows: tuple[ForwardRow, ...]) -> torch.Tensor:
-        token_ids = [token_id for row in rows for token_id in row.token_ids]
-        positions = [p for row in rows for p in range(row.start_position, row.end_position)]
-        num_padded = self._linear_tiling.padded(len(token_ids))
-        padding = [0] * (num_padded - len(token_ids))
-        self._attention.plan(rows, num_padded)
-        hidden = self._decoder(
-            torch.tensor(token_ids + padding), torch.tensor(positions + padding), self._attention
-        )
+        tiles = self._tiling.tiles(sum(len(row.token_ids) for row in rows))
+        hidden = torch.cat([self._hidden(part) for part in _cut(rows, tiles)])
         return self._wanted_logits(rows, hidden)
 
     @torch.inference_mode()
@@ -88,6 +84,18 @@ class CpuBackend:
     def close(self) -> None:
         """Nothing to release: the memory goes with the process."""
 
+    def _hidden(self, rows: list[ForwardRow]) -> torch.Tensor:  # [num_tokens, hidden_size]
+        """One pass of the decoder over an exact number of tokens, padded if there are fewer."""
+        token_ids = [token_id for row in rows for token_id in row.token_ids]
+        positions = [p for row in rows for p in range(row.start_position, row.end_position)]
+        num_padded = self._tiling.padded(len(token_ids))
+        padding = [0] * (num_padded - len(token_ids))
+        self._attention.plan(rows, num_padded)
+        hidden: torch.Tensor = self._decoder(
+            torch.tensor(token_ids + padding), torch.tensor(positions + padding), self._attention
+        )
+        return hidden[: len(token_ids)]
+
     def _wanted_logits(self, rows: tuple[ForwardRow, ...], hidden: torch.Tensor) -> torch.Tensor:
         wanted: list[int] = []
         end = 0
@@ -96,14 +104,33 @@ class CpuBackend:
             wanted += range(end - row.num_logits, end)
         if not wanted:
             return hidden.new_zeros(0, self.info.vocab_size, dtype=torch.float32)
-        if len(wanted) == hidden.shape[0]:
-            return self._decoder.logits(hidden)
-        padding = [0] * (self._linear_tiling.padded(len(wanted)) - len(wanted))
-        return self._decoder.logits(hidden[wanted + padding])[: len(wanted)]
+        tiles = self._tiling.tiles(len(wanted))
+        padding = [0] * (sum(tiles) - len(wanted))
+        parts = hidden[wanted + padding].split(tiles)
+        return torch.cat([self._decoder.logits(part) for part in parts])[: len(wanted)]
 
 
-class _LinearProbe:
-    """Compares one layer and the head, called with some number of rows, with the reference."""
+def _cut(rows: tuple[ForwardRow, ...], tiles: tuple[int, ...]) -> Iterator[list[ForwardRow]]:
+    """Cut the rows so that their tokens, in order, fill the tiles; the last may stay short.
+
+    A tile may see what the ones before it wrote, so a row can go on in the next.
+    """
+    pending = list(reversed(rows))
+    for size in tiles:
+        part: list[ForwardRow] = []
+        while size and pending:
+            row = pending.pop()
+            taken, left = row.token_ids[:size], row.token_ids[size:]
+            part.append(ForwardRow(row.slot_id, row.start_position, taken, num_logits=0))
+            size -= len(taken)
+            if left:
+                start = row.start_position + len(taken)
+                pending.append(ForwardRow(row.slot_id, start, left, num_logits=0))
+        yield part
+
+
+class _RowProbe:
+    """Compares some layers and the head, called with some number of rows, with the reference."""
 
     def __init__(self, decoder: Decoder, tiling: RowTiling) -> None:
         self._decoder = decoder
@@ -115,22 +142,20 @@ class _LinearProbe:
         self._input_ids = torch.randint(
             decoder.config.vocab_size, (self._num_rows,), generator=generator
         )
-        self._reference = self._run(0, self._num_rows, exact_counts=())
+        starts = range(0, self._num_rows, REFERENCE_COUNT)
+        self._reference = torch.cat([self._run(start, REFERENCE_COUNT) for start in starts])
 
     def is_exact(self, count: int) -> bool:
         return all(
-            torch.equal(
-                self._run(start, count, exact_counts=(count,)),
-                self._reference[start : start + count],
-            )
+            torch.equal(self._run(start, count), self._reference[start : start + count])
             for start in range(0, self._num_rows - count + 1, count)
         )
 
-    def _run(self, start: int, count: int, *, exact_counts: tuple[int, ...]) -> torch.Tensor:
-        self._tiling.use(exact_counts)
+    def _run(self, start: int, count: int) -> torch.Tensor:
+        self._tiling.use([count])
         input_ids = self._input_ids[start : start + count]
-        positions = torch.zeros_like(input_ids)
-        hidden = self._decoder(input_ids, positions, _attend_to_self, num_layers=1)
+        positions = torch.arange(start, start + count) % self._decoder.rotary.num_positions
+        hidden = self._decoder(input_ids, positions, _attend_to_self, num_layers=_PROBE_LAYERS)
         return self._decoder.logits(hidden)
 
 

@@ -24,6 +24,7 @@ class RotaryTable:
         sin[..., : config.head_dim // 2].neg_()
         self._cos = angles.cos().to(dtype)
         self._sin = sin.to(dtype)
+        self.num_positions = max_positions
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`positions [num_tokens]` to two tables `[num_tokens, 1, head_dim]`."""
