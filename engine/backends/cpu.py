@@ -49,7 +49,7 @@ class CpuBackend:
             self._decoder = Decoder(
                 config,
                 weights,
-                linear=lambda weight, bias: linear(weight, bias, tiling=self._tiling),
+                linear=linear,
                 dtype=self._dtype,
                 max_positions=max_positions,
             )
@@ -68,7 +68,7 @@ class CpuBackend:
     @torch.inference_mode()
     def warmup(self) -> None:
         """Probe which shapes are exact; this also makes oneDNN build its kernels for them."""
-        probe = _RowProbe(self._decoder, self._tiling)
+        probe = _RowProbe(self._decoder)
         self._tiling.use([count for count in _CANDIDATE_COUNTS if probe.is_exact(count)])
 
     @torch.inference_mode()
@@ -132,9 +132,8 @@ def _cut(rows: tuple[ForwardRow, ...], tiles: tuple[int, ...]) -> Iterator[list[
 class _RowProbe:
     """Compares some layers and the head, called with some number of rows, with the reference."""
 
-    def __init__(self, decoder: Decoder, tiling: RowTiling) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._tiling = tiling
         # In bfloat16 few values show another summation, so there must be enough of them.
         num_chunks = -(-_MIN_PROBE_VALUES // (_MIN_PROBE_ROWS * decoder.config.hidden_size))
         self._num_rows = num_chunks * _MIN_PROBE_ROWS
@@ -152,7 +151,6 @@ class _RowProbe:
         )
 
     def _run(self, start: int, count: int) -> torch.Tensor:
-        self._tiling.use([count])
         input_ids = self._input_ids[start : start + count]
         positions = torch.arange(start, start + count) % self._decoder.rotary.num_positions
         hidden = self._decoder(input_ids, positions, _attend_to_self, num_layers=_PROBE_LAYERS)

@@ -25,7 +25,7 @@ MAX_COUNT = 40
 
 
 class Case:
-    """A layer with its inputs, and the tiling that it was built with."""
+    """A layer with its inputs, and the tiling that it is called with."""
 
     def __init__(
         self, layer_class: type, in_features: int, out_features: int, dtype: torch.dtype
@@ -38,7 +38,7 @@ class Case:
         self.x = self._random(generator, NUM_ROWS, in_features, dtype)
         self.other = self._random(generator, NUM_ROWS, out_features, dtype)
         self.tiling = RowTiling()
-        self.layer = layer_class(self.weight, self.bias, tiling=self.tiling)
+        self.layer = layer_class(self.weight, self.bias)
 
     @staticmethod
     def _random(
@@ -52,7 +52,9 @@ class Case:
         padding = (0, 0, 0, self.tiling.padded(count) - count)
         inputs = [self.x, self.other] if op in ("mul", "add") else [self.x]
         padded = [F.pad(tensor[start : start + count], padding) for tensor in inputs]
-        return getattr(self.layer, op)(*padded)[:count]
+        tiles = self.tiling.tiles(count)
+        parts = zip(*(tensor.split(tiles) for tensor in padded), strict=True)
+        return torch.cat([getattr(self.layer, op)(*part) for part in parts])[:count]
 
     def reference(self, op: str) -> torch.Tensor:
         self.tiling.use(())
