@@ -24,6 +24,20 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_cached_tokens: int = 200_000
 
 
+class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How complex a grammar may be, by llguidance's own measures of work and memory.
+
+    The front end refuses what is above them, so the engine must compile with the same ones.
+    """
+
+    max_items_in_row: int = 2_000
+    initial_lexer_fuel: int = 300_000
+    step_lexer_fuel: int = 50_000
+    step_max_items: int = 10_000
+    max_lexer_states: int = 20_000
+    max_grammar_size: int = 100_000
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the engine process needs in order to start."""
 
@@ -38,3 +52,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     num_threads: int | None = None
     speculative: SpeculativeConfig = SpeculativeConfig()
+    grammar_limits: GrammarLimits = GrammarLimits()

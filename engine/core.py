@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from concurrent.futures import Future, wait
 
 import msgspec
 
 from engine.backends.base import ModelInfo
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.state import GrammarError, GrammarState
 from engine.messages import AddRequest, FinishReason, RequestOutput, StepOutput, StepStats
 from engine.model_runner import ModelRunner, RequestResult, StepResult
 from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.slots import SlotTable
 from engine.spec_decode.drafter import Drafter
+from engine.spec_decode.verifier import VerifiedTokens
+
+# How long a step may wait for a grammar where there is nothing else to do.
+_COMPILE_WAIT_SECONDS = 0.005
 
 
 class EngineCore:
@@ -26,18 +34,21 @@ class EngineCore:
         slots: SlotTable,
         model_runner: ModelRunner,
         drafter: Drafter,
+        grammars: GrammarCompiler,
     ) -> None:
         self._model = model
         self._scheduler = scheduler
         self._slots = slots
         self._model_runner = model_runner
         self._drafter = drafter
+        self._grammars = grammars
+        self._compiling: dict[str, Future[GrammarState]] = {}
         self._requests: dict[str, Request] = {}
         self._answers: list[RequestOutput] = []
 
     @property
     def has_work(self) -> bool:
-        return bool(self._answers) or self._scheduler.has_work
+        return bool(self._answers or self._compiling) or self._scheduler.has_work
 
     def add_request(self, message: AddRequest) -> None:
         """Queue a request; one that cannot run is answered with an error by the next step."""
@@ -53,7 +64,11 @@ class EngineCore:
             max_model_len=self._model.max_model_len,
         )
         self._requests[request.request_id] = request
-        self._scheduler.add_request(request)
+        grammar = request.sampling_params.grammar
+        if grammar is None:
+            self._scheduler.add_request(request)
+        else:
+            self._compiling[request.request_id] = self._grammars.compile(grammar)
 
     def abort_request(self, request_id: str) -> None:
         """End a request at whatever stage it is; an unknown or finished one is ignored."""
@@ -65,6 +80,7 @@ class EngineCore:
     def step(self) -> StepOutput:
         """One engine iteration: a prefill or a decode step for the requests that are due."""
         started = time.perf_counter()
+        self._add_compiled()
         scheduled = self._scheduler.schedule()
         outputs, self._answers = self._answers, []
         if scheduled is None:
@@ -94,8 +110,25 @@ class EngineCore:
                 self._finish(request)
         return outputs
 
+    def _add_compiled(self) -> None:
+        """Requests whose grammar is ready go to the scheduler; others never wait for them."""
+        if self._compiling and not (self._answers or self._scheduler.has_work):
+            wait(self._compiling.values(), timeout=_COMPILE_WAIT_SECONDS)
+        for request_id in [name for name, future in self._compiling.items() if future.done()]:
+            request, future = self._requests[request_id], self._compiling.pop(request_id)
+            try:
+                request.start_grammar(future.result())
+            except GrammarError as error:
+                self._finish(request)
+                self._answers.append(
+                    RequestOutput(request_id=request_id, finish_reason="error", error=str(error))
+                )
+            else:
+                self._scheduler.add_request(request)
+
     def _finish(self, request: Request) -> None:
         del self._requests[request.request_id]
+        self._compiling.pop(request.request_id, None)
         self._scheduler.finish_request(request)
         self._drafter.finish(request)
 
@@ -111,7 +144,14 @@ class EngineCore:
             return f"{num_tokens} tokens leave no room in a context of {model.max_model_len}"
         known_ids = (*message.prompt_token_ids, *message.output_token_ids)
         params = message.sampling_params
-        token_ids = (*known_ids, *params.stop_token_ids, *params.logit_bias)
+        token_ids = (
+            *known_ids,
+            *message.prediction_token_ids,
+            *params.stop_token_ids,
+            *params.logit_bias,
+            *(params.allowed_token_ids or ()),
+            *itertools.chain(*params.bad_words),
+        )
         if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
             return f"a token id is outside the vocabulary of {model.vocab_size}"
         return None
@@ -120,7 +160,7 @@ class EngineCore:
         capacity = self._slots.num_slots * self._model.max_model_len
         return StepStats(
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self._scheduler.num_waiting + len(self._compiling),
             kv_cache_usage_ratio=self._scheduler.num_running_tokens / capacity,
         )
 
@@ -130,7 +170,6 @@ def _request_output(result: RequestResult) -> RequestOutput:
     assert verified is not None
     is_first = request.num_sent_outputs == 0
     finish_reason: FinishReason | None = verified.finish_reason
-    stopped_by = verified.token_ids[-1] if finish_reason == "stop" else None
     has_logprobs = request.sampling_params.num_logprobs is not None
     return RequestOutput(
         request_id=request.request_id,
@@ -140,9 +179,19 @@ def _request_output(result: RequestResult) -> RequestOutput:
         if is_first and request.wants_prompt_logprobs
         else None,
         finish_reason=finish_reason,
-        stop_token_id=stopped_by,
+        stop_token_id=_stop_token(request, verified),
+        error=verified.error,
+        draft_kind=draft.kind if draft else None,
         num_draft_tokens=len(draft.token_ids) if draft else 0,
         num_accepted_tokens=verified.num_accepted_tokens,
         queue_seconds=request.queue_seconds if is_first else None,
         num_cached_tokens=request.num_cached_tokens if is_first else None,
     )
+
+
+def _stop_token(request: Request, verified: VerifiedTokens) -> int | None:
+    """The token that is an end and no text; a grammar ends an output behind its last text."""
+    if verified.finish_reason != "stop" or not verified.token_ids:
+        return None
+    token_id = verified.token_ids[-1]
+    return token_id if request.is_stop_token(token_id) else None

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,6 +25,7 @@ from engine.backends.base import Backend, ForwardRow
 from engine.backends.cpu import CpuBackend
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.grammar.compiler import GrammarCompiler, load_tokenizer
 from engine.messages import (
     AbortRequest,
     AddRequest,
@@ -33,23 +37,31 @@ from engine.messages import (
 )
 from engine.model_runner import ModelRunner
 from engine.models.config import ModelError
+from engine.recorded_model_runner import RecordedModelRunner
 from engine.scheduler import Scheduler
 from engine.slots import SlotTable
 from engine.spec_decode.controller import DraftLengthController, StepCost
 from engine.spec_decode.draft_model import DraftModelProposer
 from engine.spec_decode.drafter import Drafter
+from engine.spec_decode.grammar import GrammarProposer
+from engine.spec_decode.prediction import PredictionProposer
 from engine.spec_decode.proposer import Proposer
 from engine.spec_decode.suffix import SuffixProposer
+from engine.step_recorder import StepRecorder
 
 logger = logging.getLogger(__name__)
+
+MakeModelRunner = Callable[[Backend, Drafter], ModelRunner]
+BuildCore = Callable[[EngineConfig, MakeModelRunner], tuple[EngineCore, EngineReady]]
 
 
 class EngineProcess:
     """Messages in, steps, messages out."""
 
-    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes], recorder: StepRecorder) -> None:
         self._core = core
         self._socket = socket
+        self._recorder = recorder
         self._decoder = msgspec.msgpack.Decoder(EngineRequest)
         self._should_exit = False
 
@@ -59,6 +71,7 @@ class EngineProcess:
             self._receive(wait=not self._core.has_work)
             if self._core.has_work:
                 send(self._socket, self._core.step())
+                self._recorder.clear()
 
     def _receive(self, *, wait: bool) -> None:
         if wait:
@@ -70,14 +83,18 @@ class EngineProcess:
         message = self._decoder.decode(frame)
         match message:
             case AddRequest():
+                self._recorder.record([message.request_id])
                 self._core.add_request(message)
+                self._recorder.clear()
             case AbortRequest():
                 self._core.abort_request(message.request_id)
             case Shutdown():
                 self._should_exit = True
 
 
-def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
+def build_core(
+    config: EngineConfig, make_model_runner: MakeModelRunner = ModelRunner
+) -> tuple[EngineCore, EngineReady]:
     """Load the models and put the engine together.
 
     Raises `ModelError` with a message for a person when a model cannot be served.
@@ -103,8 +120,9 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
         target.info,
         scheduler=scheduler,
         slots=slots,
-        model_runner=ModelRunner(target, drafter),
+        model_runner=make_model_runner(target, drafter),
         drafter=drafter,
+        grammars=_grammars(config, target),
     )
     return core, _ready(config, target, time.monotonic() - started)
 
@@ -130,8 +148,11 @@ def _measure_steps(backend: Backend, cost: StepCost) -> None:
 
 
 def _proposers(config: EngineConfig, target: Backend) -> list[Proposer]:
+    """In the order of preference. What a request or its grammar says comes before any guess."""
     speculative = config.speculative
-    proposers: list[Proposer] = []
+    if speculative.method == "none":
+        return []
+    proposers: list[Proposer] = [PredictionProposer(), GrammarProposer()]
     if speculative.method in ("suffix", "suffix_and_draft_model"):
         proposers.append(SuffixProposer(speculative))
     if speculative.method in ("draft_model", "suffix_and_draft_model"):
@@ -144,6 +165,18 @@ def _proposers(config: EngineConfig, target: Backend) -> list[Proposer]:
             )
         )
     return proposers
+
+
+def _grammars(config: EngineConfig, target: Backend) -> GrammarCompiler:
+    return GrammarCompiler(
+        partial(
+            load_tokenizer,
+            Path(config.model_path) / "tokenizer.json",
+            vocab_size=target.info.vocab_size,
+            eos_token_ids=target.info.eos_token_ids,
+        ),
+        config.grammar_limits,
+    )
 
 
 def _ready(config: EngineConfig, target: Backend, load_seconds: float) -> EngineReady:
@@ -166,15 +199,16 @@ def send(socket: zmq.Socket[bytes], message: EngineMessage) -> None:
     socket.send(msgspec.msgpack.encode(message))
 
 
-def run_engine(folder: Path) -> int:
+def run_engine(folder: Path, build: BuildCore) -> int:
     """Load, serve, and say why if it ends in an error. Returns the exit status."""
+    recorder = StepRecorder(folder)
     config = msgspec.json.decode((folder / "engine.json").read_bytes(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.connect(f"ipc://{folder / 'engine.sock'}")
         try:
-            core, ready = build_core(config)
+            core, ready = build(config, partial(RecordedModelRunner, recorder=recorder))
             send(socket, ready)
-            EngineProcess(core, socket).run()
+            EngineProcess(core, socket, recorder).run()
         except ModelError as error:
             send(socket, EngineDead(message=str(error)))
             return 1
@@ -185,19 +219,22 @@ def run_engine(folder: Path) -> int:
     return 0
 
 
-def _exit_with_front_end() -> None:
+def _exit_with_front_end(folder: Path) -> None:
     """Standard input is a pipe that the front end never writes to: it ends with the front end."""
     while os.read(sys.stdin.fileno(), 1):
         pass
+    # Nobody else is left to do it.
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
-def main() -> None:
+def main(build: BuildCore = build_core) -> None:
     # Ctrl-C in a terminal is for the front end, which then tells the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_front_end, daemon=True).start()
+    folder = Path(sys.argv[1])
+    threading.Thread(target=_exit_with_front_end, args=(folder,), daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    sys.exit(run_engine(Path(sys.argv[1])))
+    sys.exit(run_engine(folder, build))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.grammar.state import GrammarState
 from engine.messages import AddRequest, FinishReason, SamplingParams, TokenLogprobs
 from engine.sampling.token_history import TokenHistory
 
@@ -34,6 +35,9 @@ class Request:
     num_prompt_tokens: int
     token_ids: list[int]
     history: TokenHistory
+    grammar: GrammarState | None = None
+    prediction_token_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
     num_speculative_tokens: int | None = None
     priority: int = 0
     arrival_order: int = 0
@@ -58,6 +62,8 @@ class Request:
             num_prompt_tokens=len(message.prompt_token_ids),
             token_ids=[*message.prompt_token_ids, *message.output_token_ids],
             history=TokenHistory(message.prompt_token_ids, message.output_token_ids),
+            prediction_token_ids=tuple(message.prediction_token_ids),
+            cache_salt=message.cache_salt,
             num_speculative_tokens=message.num_speculative_tokens,
             priority=message.priority,
         )
@@ -94,14 +100,28 @@ class Request:
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling_params.num_prompt_logprobs is not None
 
+    def start_grammar(self, fresh: GrammarState) -> None:
+        """Follow a grammar, from behind the output so far. Raises GrammarError."""
+        grammar = fresh.copy()
+        for token_id in self.token_ids[self.num_prompt_tokens :]:
+            grammar.append(token_id)
+        self.grammar = grammar
+
     def append(self, token_id: int) -> FinishReason | None:
-        """Take the next output token; returns why the request ends with it, if it does."""
+        """Take the next output token; returns why the request ends with it, if it does.
+
+        Raises GrammarError.
+        """
         self.token_ids.append(token_id)
         self.history.append(token_id)
+        if self.grammar is not None:
+            self.grammar.append(token_id)
         if (
             self.is_stop_token(token_id)
             and self.num_output_tokens > self.sampling_params.min_tokens
         ):
+            return "stop"
+        if self.grammar is not None and self.grammar.is_finished:
             return "stop"
         return "length" if self.num_remaining_tokens <= 0 else None
 

@@ -128,7 +128,9 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and self._slots.has_idle:
             _, request = heapq.heappop(self._waiting)
-            cached = self._slots.allocate(request.token_ids, reuse=self._may_reuse(request))
+            cached = self._slots.allocate(
+                request.token_ids, cache_salt=request.cache_salt, reuse=self._may_reuse(request)
+            )
             request.slot_id = cached.slot_id
             request.num_computed_tokens = request.num_cached_tokens = cached.num_tokens
             request.queue_seconds = time.monotonic() - request.arrival_time
@@ -147,7 +149,7 @@ class Scheduler:
     def _reuse_prefix(self, request: Request) -> Iterator[PrefixCopy]:
         if not self._can_still_reuse(request):
             return
-        best = self._slots.longest_prefix(request.token_ids)
+        best = self._slots.longest_prefix(request.token_ids, request.cache_salt)
         gain = best.num_tokens - request.num_computed_tokens
         if gain >= _MIN_COPIED_TOKENS and not self._is_led(request, best.num_tokens):
             assert request.slot_id is not None
@@ -159,6 +161,7 @@ class Scheduler:
         """Whether a request ahead will compute tokens that this one can copy instead."""
         return any(
             leader.num_uncomputed_tokens > 1
+            and leader.cache_salt == request.cache_salt
             and leader.order < request.order
             and common_prefix_length(leader.token_ids, request.token_ids)
             >= num_held_tokens + 2 * _MIN_COPIED_TOKENS

@@ -20,12 +20,17 @@ class CachedPrefix:
 @dataclass(slots=True)
 class _Slot:
     token_ids: list[int] = field(default_factory=list)
+    cache_salt: str = ""
     is_busy: bool = False
     last_used: int = 0
 
 
 class SlotTable:
-    """`num_slots` slots. A freed slot keeps its tokens until another request needs it."""
+    """`num_slots` slots. A freed slot keeps its tokens until another request needs it.
+
+    They are offered to requests of the same cache salt only: how fast a prompt is read would tell
+    others that it was sent before.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self._slots = [_Slot() for _ in range(num_slots)]
@@ -43,7 +48,9 @@ class SlotTable:
     def has_idle(self) -> bool:
         return self.num_busy < self.num_slots
 
-    def allocate(self, token_ids: Sequence[int], *, reuse: bool = True) -> CachedPrefix:
+    def allocate(
+        self, token_ids: Sequence[int], *, cache_salt: str = "", reuse: bool = True
+    ) -> CachedPrefix:
         """Take an idle slot for a request, best the one with the longest prefix of `token_ids`.
 
         Where that slot is busy, or holds mostly other tokens, the least recently used idle slot is
@@ -54,29 +61,31 @@ class SlotTable:
             key=lambda i: self._slots[i].last_used,
         )
         if reuse:
-            best = self.longest_prefix(token_ids)
+            best = self.longest_prefix(token_ids, cache_salt)
             slot = self._slots[best.slot_id]
             if not slot.is_busy and 2 * best.num_tokens >= len(slot.token_ids):
                 slot_id = best.slot_id
-        num_cached_tokens = self._prefix(slot_id, token_ids) if reuse else 0
+        num_cached_tokens = self._prefix(slot_id, token_ids, cache_salt) if reuse else 0
         slot = self._slots[slot_id]
         slot.is_busy = True
+        slot.cache_salt = cache_salt
         del slot.token_ids[num_cached_tokens:]
         return CachedPrefix(slot_id, num_cached_tokens)
 
-    def longest_prefix(self, token_ids: Sequence[int]) -> CachedPrefix:
+    def longest_prefix(self, token_ids: Sequence[int], cache_salt: str = "") -> CachedPrefix:
         """The slot that holds most of the first `token_ids`, an idle one where they are equal."""
-        prefixes = [self._prefix(i, token_ids) for i in range(self.num_slots)]
+        prefixes = [self._prefix(i, token_ids, cache_salt) for i in range(self.num_slots)]
         slot_id = max(
             range(self.num_slots), key=lambda i: (prefixes[i], not self._slots[i].is_busy)
         )
         return CachedPrefix(slot_id, prefixes[slot_id])
 
-    def _prefix(self, slot_id: int, token_ids: Sequence[int]) -> int:
+    def _prefix(self, slot_id: int, token_ids: Sequence[int], cache_salt: str) -> int:
         """At least one token is left to compute, since its logits are needed."""
-        return min(
-            common_prefix_length(self._slots[slot_id].token_ids, token_ids), len(token_ids) - 1
-        )
+        slot = self._slots[slot_id]
+        if slot.cache_salt != cache_salt:
+            return 0
+        return min(common_prefix_length(slot.token_ids, token_ids), len(token_ids) - 1)
 
     def set_tokens(self, slot_id: int, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Say that the slot now holds the first `num_computed_tokens` of `token_ids`.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine.grammar.state import GrammarState
 from engine.messages import SamplingParams
 from engine.sampling.token_history import TokenHistory
 
@@ -20,27 +21,49 @@ def process_logits(
     params: SamplingParams,
     history: TokenHistory,
     eos_token_ids: tuple[int, ...],
+    grammar: GrammarState | None = None,
 ) -> Logits:
-    """The logits to choose from; the input is not changed, and is returned if nothing applies."""
-    if not _changes_anything(params, history):
+    """The logits to choose from; the input is not changed, and is returned if nothing applies.
+
+    What is forbidden is -inf, which may be everything. Raises GrammarError.
+    """
+    if grammar is None and not _changes_anything(params, history):
         return logits
     logits = logits.copy()
     _apply_penalties(logits, params, history)
     for token_id, bias in params.logit_bias.items():
         logits[token_id] += np.float32(bias)
+    _forbid(logits, params, history)
     if history.num_output_tokens < params.min_tokens:
         logits[[*eos_token_ids, *params.stop_token_ids]] = -np.inf
+    if grammar is not None:
+        logits[~grammar.allowed_tokens()] = -np.inf
+        if params.ignore_eos:
+            logits[list(eos_token_ids)] = -np.inf
     return logits
 
 
 def _changes_anything(params: SamplingParams, history: TokenHistory) -> bool:
     return bool(
         params.logit_bias
+        or params.bad_words
+        or params.allowed_token_ids is not None
         or history.num_output_tokens < params.min_tokens
         or params.repetition_penalty != 1.0
         or params.frequency_penalty
         or params.presence_penalty
     )
+
+
+def _forbid(logits: Logits, params: SamplingParams, history: TokenHistory) -> None:
+    """All but the allowed tokens, and each bad word's last token where the others stand before."""
+    if params.allowed_token_ids is not None:
+        kept = logits[params.allowed_token_ids]
+        logits[:] = -np.inf
+        logits[params.allowed_token_ids] = kept
+    for *beginning, last in params.bad_words:
+        if history.ends_with(beginning):
+            logits[last] = -np.inf
 
 
 def _apply_penalties(logits: Logits, params: SamplingParams, history: TokenHistory) -> None:

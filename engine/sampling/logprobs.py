@@ -14,7 +14,14 @@ def token_logprobs(logits: Logits, token_id: int, num_top: int) -> TokenLogprobs
     scores -= scores.max()
     scores -= np.log(np.exp(scores).sum())
     top = [(int(i), float(scores[i])) for i in _top_indices(logits, num_top)]
-    return TokenLogprobs(token_id, float(scores[token_id]), top)
+    return TokenLogprobs(token_id, float(scores[token_id]), top, _rank(logits, token_id))
+
+
+def _rank(logits: Logits, token_id: int) -> int:
+    """1 for the most likely token; ties by id."""
+    logit = logits[token_id]
+    num_larger = np.count_nonzero(logits > logit)
+    return 1 + int(num_larger + np.count_nonzero(logits[:token_id] == logit))
 
 
 def _top_indices(logits: Logits, num_top: int) -> list[int]:

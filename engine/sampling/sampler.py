@@ -10,15 +10,33 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine.grammar.state import GrammarState
 from engine.messages import SamplingParams
-from engine.sampling.logits import Logits
+from engine.sampling.logits import Logits, process_logits
 from engine.sampling.noise import gumbel_noise
+from engine.sampling.token_history import TokenHistory
 
 GREEDY_BELOW = 1e-5
 _SORTED_HEAD = 1024
 
 Scores = npt.NDArray[np.float64]
 TokenIds = npt.NDArray[np.int64]
+
+
+def choose(
+    logits: Logits,  # [vocab_size]
+    params: SamplingParams,
+    history: TokenHistory,
+    eos_token_ids: tuple[int, ...],
+    *,
+    position: int,
+    grammar: GrammarState | None = None,
+) -> int | None:
+    """Process, then choose; None where every token is forbidden. Raises GrammarError."""
+    processed = process_logits(logits, params, history, eos_token_ids, grammar)
+    if processed is not logits and processed.max() == -np.inf:
+        return None
+    return sample(processed, params, position)
 
 
 def sample(logits: Logits, params: SamplingParams, position: int) -> int:

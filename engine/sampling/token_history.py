@@ -1,35 +1,44 @@
-"""Which tokens a request has seen, as the penalties need it."""
+"""Which tokens a request has seen, as penalties and forbidden sequences need it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 
 class TokenHistory:
-    """Distinct prompt tokens and counts of output tokens."""
+    """Distinct prompt tokens, and the output tokens with their counts."""
 
     def __init__(
         self, prompt_token_ids: Iterable[int], output_token_ids: Iterable[int] = ()
     ) -> None:
         self._prompt_ids = frozenset(prompt_token_ids)
+        self._output_ids: list[int] = []
         self._output_counts: dict[int, int] = {}
-        self.num_output_tokens = 0
         for token_id in output_token_ids:
             self.append(token_id)
 
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self._output_ids)
+
     def append(self, token_id: int) -> None:
+        self._output_ids.append(token_id)
         self._output_counts[token_id] = self._output_counts.get(token_id, 0) + 1
-        self.num_output_tokens += 1
+
+    def ends_with(self, token_ids: Sequence[int]) -> bool:
+        """Whether the latest output tokens are these; none at all always are."""
+        num_before = self.num_output_tokens - len(token_ids)
+        return num_before >= 0 and self._output_ids[num_before:] == list(token_ids)
 
     def extended(self, token_ids: Iterable[int]) -> TokenHistory:
         """A copy that has also seen `token_ids` as output."""
         copy = TokenHistory(())
         copy._prompt_ids = self._prompt_ids
+        copy._output_ids = list(self._output_ids)
         copy._output_counts = dict(self._output_counts)
-        copy.num_output_tokens = self.num_output_tokens
         for token_id in token_ids:
             copy.append(token_id)
         return copy

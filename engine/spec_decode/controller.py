@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine.messages import DraftKind
 from engine.request import Request
-from engine.spec_decode.proposer import DraftKind
 
 _DECAY = 0.9
 _PRIOR_WEIGHT = 2.0

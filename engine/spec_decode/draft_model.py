@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.backends.base import Backend, ForwardRow
+from engine.grammar.state import GrammarError, GrammarState
+from engine.messages import DraftKind
 from engine.request import Request
-from engine.sampling.logits import Logits, process_logits
-from engine.sampling.sampler import sample
+from engine.sampling.logits import Logits
+from engine.sampling.sampler import choose
 from engine.sampling.token_history import TokenHistory
 from engine.slots import common_prefix_length
-from engine.spec_decode.proposer import DraftKind, DraftRequest
+from engine.spec_decode.proposer import DraftRequest
 
 
 @dataclass(slots=True)
@@ -29,22 +31,39 @@ class _Drafting:
     max_tokens: int
     token_ids: list[int] = field(default_factory=list)
     history: TokenHistory | None = None
+    grammar: GrammarState | None = None
+    is_exhausted: bool = False
 
     @property
     def is_complete(self) -> bool:
-        if len(self.token_ids) >= self.max_tokens:
+        if self.is_exhausted or len(self.token_ids) >= self.max_tokens:
             return True
         return bool(self.token_ids) and self.request.is_stop_token(self.token_ids[-1])
 
     def append_from(self, logits: Logits) -> None:
         """Draft with the request's own parameters and the noise that the target will use."""
+        try:
+            token_id = self._choose(logits)
+            if token_id is not None and self.grammar is not None:
+                self.grammar.append(token_id)
+        except GrammarError:
+            token_id = None
+        if token_id is None:
+            self.is_exhausted = True
+            return
+        self.token_ids.append(token_id)
+        self.history = self.request.history.extended(self.token_ids)
+
+    def _choose(self, logits: Logits) -> int | None:
         request = self.request
-        history = self.history or request.history
-        params = request.sampling_params
-        processed = process_logits(logits, params, history, request.eos_token_ids)
-        position = request.num_tokens + len(self.token_ids)
-        self.token_ids.append(sample(processed, params, position))
-        self.history = request.history.extended(self.token_ids)
+        return choose(
+            logits,
+            request.sampling_params,
+            self.history or request.history,
+            request.eos_token_ids,
+            position=request.num_tokens + len(self.token_ids),
+            grammar=self.grammar,
+        )
 
 
 class DraftModelProposer:
@@ -57,6 +76,7 @@ class DraftModelProposer:
         self._vocab_size = vocab_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._computed: list[list[int]] = [[] for _ in range(backend.info.num_slots)]
+        self._cache_salts = [""] * backend.info.num_slots
 
     def propose(self, wanted: Sequence[DraftRequest]) -> Mapping[str, tuple[int, ...]]:
         started = [d for d in map(self._start, wanted) if d is not None]
@@ -68,7 +88,7 @@ class DraftModelProposer:
                 draft.append_from(row_logits)
             finished += [d for d in drafting if d.is_complete]
             drafting = [d for d in drafting if not d.is_complete]
-        return {d.request.request_id: tuple(d.token_ids) for d in finished}
+        return {d.request.request_id: tuple(d.token_ids) for d in finished if d.token_ids}
 
     def finish(self, request: Request) -> None:
         """Nothing to forget: a slot's tokens are compared before they are used."""
@@ -81,10 +101,14 @@ class DraftModelProposer:
         if max_tokens < 1:
             return None
         computed = self._computed[request.slot_id]
+        if self._cache_salts[request.slot_id] != request.cache_salt:
+            self._cache_salts[request.slot_id] = request.cache_salt
+            computed.clear()
         # The newest token is always computed again: its logits are wanted.
         known = common_prefix_length(computed, request.token_ids)
         del computed[min(known, request.num_tokens - 1) :]
-        return _Drafting(request, request.slot_id, max_tokens)
+        grammar = request.grammar.copy() if request.grammar is not None else None
+        return _Drafting(request, request.slot_id, max_tokens, grammar=grammar)
 
     def _catch_up(self, started: Sequence[_Drafting]) -> list[_Drafting]:
         """Spend one prefill chunk on a request that is far behind; returns those that can draft."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.request import Request
 from engine.spec_decode.controller import DraftLengthController
@@ -41,11 +41,26 @@ class Drafter:
 
     def _ask(self, proposer: Proposer, wanted: Sequence[DraftRequest]) -> dict[str, Draft]:
         started = time.perf_counter()
+        proposed = _cut_to_grammar(proposer.propose(wanted), wanted)
         drafts = {
             request_id: Draft(token_ids, proposer.kind)
-            for request_id, token_ids in proposer.propose(wanted).items()
+            for request_id, token_ids in proposed.items()
         }
         num_tokens = sum(len(draft.token_ids) for draft in drafts.values())
         if proposer.kind == "draft_model" and num_tokens:
             self.controller.cost.observe_drafting(num_tokens, time.perf_counter() - started)
         return drafts
+
+
+def _cut_to_grammar(
+    proposed: Mapping[str, tuple[int, ...]], wanted: Sequence[DraftRequest]
+) -> Mapping[str, tuple[int, ...]]:
+    """Tokens that a request's grammar will refuse are no draft, nor is what stands behind them."""
+    cut = dict(proposed)
+    for draft_request in wanted:
+        request = draft_request.request
+        token_ids = cut.get(request.request_id)
+        if token_ids is None or request.grammar is None:
+            continue
+        cut[request.request_id] = token_ids[: request.grammar.num_valid(token_ids)]
+    return {request_id: token_ids for request_id, token_ids in cut.items() if token_ids}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
+from engine.messages import DraftKind
 from engine.request import Request
-
-DraftKind = Literal["suffix", "draft_model"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engine.config import SpeculativeConfig
+from engine.messages import DraftKind
 from engine.request import Request
-from engine.spec_decode.proposer import DraftKind, DraftRequest
+from engine.spec_decode.proposer import DraftRequest
 from engine.spec_decode.suffix_index import SuffixIndex
 
 
 class SuffixProposer:
-    """One index over the prompts and outputs of running and recently finished requests."""
+    """One index over the prompts and outputs of running and recently finished requests.
+
+    Requests of another cache salt are not looked at: the speed would tell what they hold.
+    """
 
     kind: DraftKind = "suffix"
 
@@ -35,15 +39,15 @@ class SuffixProposer:
         return drafts
 
     def finish(self, request: Request) -> None:
-        self._index.extend(request.request_id, request.token_ids)
+        self._extend(request)
         self._index.close(request.request_id)
 
     def _propose(self, wanted: DraftRequest) -> tuple[int, ...]:
         """A match of n tokens is trusted for n tokens. Where a request repeats itself up to its
         end, the continuation is short, and is repeated in turn."""
         request = wanted.request
-        self._index.extend(request.request_id, request.token_ids)
-        match = self._index.longest_match(request.token_ids)
+        self._extend(request)
+        match = self._index.longest_match(request.token_ids, group=request.cache_salt)
         if match is None:
             return ()
         num_tokens = min(wanted.max_tokens, match.num_matched)
@@ -51,3 +55,6 @@ class SuffixProposer:
         if match.name == request.request_id:
             continuation *= -(-num_tokens // len(continuation))
         return continuation[:num_tokens]
+
+    def _extend(self, request: Request) -> None:
+        self._index.extend(request.request_id, request.token_ids, group=request.cache_salt)

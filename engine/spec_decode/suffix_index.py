@@ -1,7 +1,7 @@
 """An index of token sequences by their n-grams: where did the latest tokens occur before?
 
 It grows token by token, is bounded by dropping the oldest finished sequences, and never scans. It
-does not know requests, only sequence names.
+does not know requests, only sequence names, and groups whose sequences do not see each other.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ class SuffixIndex:
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._sequences: dict[str, list[int]] = {}
+        self._groups: dict[str, str] = {}
         self._is_open: dict[str, bool] = {}
-        self._occurrences: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+        self._occurrences: dict[tuple[str, tuple[int, ...]], list[tuple[str, int]]] = {}
 
     @property
     def num_tokens(self) -> int:
         return self._num_tokens
 
-    def extend(self, name: str, token_ids: Sequence[int]) -> None:
+    def extend(self, name: str, token_ids: Sequence[int], *, group: str = "") -> None:
         """Bring the sequence up to `token_ids`, of which what is known already is a prefix."""
         known = self._sequences.setdefault(name, [])
+        self._groups[name] = group
         self._is_open[name] = True
         first_end = max(len(known) + 1, self._min_match)
         self._num_tokens += len(token_ids) - len(known)
         known.extend(token_ids[len(known) :])
         for end in range(first_end, len(known) + 1):
             gram = tuple(known[end - self._min_match : end])
-            occurrences = self._occurrences.setdefault(gram, [])
+            occurrences = self._occurrences.setdefault((group, gram), [])
             occurrences.append((name, end))
             del occurrences[:-_OCCURRENCES_KEPT]
         self._evict()
@@ -60,10 +62,11 @@ class SuffixIndex:
         self._is_open[name] = False
         self._evict()
 
-    def longest_match(self, token_ids: Sequence[int]) -> SuffixMatch | None:
+    def longest_match(self, token_ids: Sequence[int], *, group: str = "") -> SuffixMatch | None:
         """The longest earlier occurrence of the last tokens that goes on; ties: the latest."""
         best: SuffixMatch | None = None
-        for name, end in reversed(self._occurrences.get(tuple(token_ids[-self._min_match :]), ())):
+        gram = tuple(token_ids[-self._min_match :])
+        for name, end in reversed(self._occurrences.get((group, gram), ())):
             sequence = self._sequences[name]
             if end == len(sequence):
                 continue
@@ -91,12 +94,13 @@ class SuffixIndex:
 
     def _remove(self, name: str) -> None:
         sequence = self._sequences.pop(name)
+        group = self._groups.pop(name)
         del self._is_open[name]
         self._num_tokens -= len(sequence)
         for end in range(self._min_match, len(sequence) + 1):
-            gram = tuple(sequence[end - self._min_match : end])
-            kept = [entry for entry in self._occurrences.get(gram, ()) if entry[0] != name]
+            key = group, tuple(sequence[end - self._min_match : end])
+            kept = [entry for entry in self._occurrences.get(key, ()) if entry[0] != name]
             if kept:
-                self._occurrences[gram] = kept
+                self._occurrences[key] = kept
             else:
-                self._occurrences.pop(gram, None)
+                self._occurrences.pop(key, None)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.grammar.state import GrammarError
 from engine.messages import FinishReason, TokenLogprobs
 from engine.request import Request
-from engine.sampling.logits import Logits, process_logits
+from engine.sampling.logits import Logits
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import choose
 
 
 @dataclass(slots=True)
@@ -29,13 +30,22 @@ class VerifiedTokens:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_accepted_tokens: int = 0
     finish_reason: FinishReason | None = None
+    error: str | None = None
 
 
-def sample_next(request: Request, logits: Logits) -> int:
-    """The target's token behind everything that the request holds. `logits` is `[vocab_size]`."""
-    params = request.sampling_params
-    processed = process_logits(logits, params, request.history, request.eos_token_ids)
-    return sample(processed, params, position=request.num_tokens)
+def sample_next(request: Request, logits: Logits) -> int | None:
+    """The target's token behind everything that the request holds; None where all are forbidden.
+
+    `logits` is `[vocab_size]`. Raises GrammarError.
+    """
+    return choose(
+        logits,
+        request.sampling_params,
+        request.history,
+        request.eos_token_ids,
+        position=request.num_tokens,
+        grammar=request.grammar,
+    )
 
 
 def verify(
@@ -52,16 +62,38 @@ def verify(
     if request.num_remaining_tokens <= 0:
         verified.finish_reason = "length"
         return verified
-    num_logprobs = request.sampling_params.num_logprobs
     for position_logits, draft_token_id in zip(logits, (*draft_token_ids, None), strict=True):
-        token_id = sample_next(request, position_logits)
-        verified.token_ids.append(token_id)
-        if num_logprobs is not None:
-            verified.logprobs.append(token_logprobs(position_logits, token_id, num_logprobs))
-        verified.finish_reason = request.append(token_id)
-        if token_id != draft_token_id:
+        try:
+            token_id = _emit(request, position_logits, verified)
+        except GrammarError as error:
+            verified.finish_reason, verified.error = "error", str(error)
+            break
+        if token_id is None or token_id != draft_token_id:
             break
         verified.num_accepted_tokens += 1
         if verified.finish_reason is not None:
             break
     return verified
+
+
+def _emit(request: Request, logits: Logits, verified: VerifiedTokens) -> int | None:
+    """One position: its token, if there is one, goes to the request and to `verified`."""
+    token_id = sample_next(request, logits)
+    if token_id is None:
+        _end_without_token(request, verified)
+        return None
+    verified.token_ids.append(token_id)
+    num_logprobs = request.sampling_params.num_logprobs
+    if num_logprobs is not None:
+        verified.logprobs.append(token_logprobs(logits, token_id, num_logprobs))
+    verified.finish_reason = request.append(token_id)
+    return token_id
+
+
+def _end_without_token(request: Request, verified: VerifiedTokens) -> None:
+    """A complete grammar leaves only EOS, which may be forbidden: that is a good end."""
+    if request.grammar is not None and request.grammar.is_complete:
+        verified.finish_reason = "stop"
+    else:
+        verified.finish_reason = "error"
+        verified.error = "The request's parameters together forbid every token."

@@ -41,6 +41,8 @@ def add_request(
     *,
     num_speculative_tokens: int | None = None,
     output_token_ids: Iterable[int] = (),
+    prediction_token_ids: Iterable[int] = (),
+    cache_salt: str = "",
     priority: int = 0,
     **params: Any,
 ) -> AddRequest:
@@ -51,6 +53,8 @@ def add_request(
         prompt_token_ids=list(prompt_token_ids),
         output_token_ids=list(output_token_ids),
         num_speculative_tokens=num_speculative_tokens,
+        prediction_token_ids=list(prediction_token_ids),
+        cache_salt=cache_salt,
         priority=priority,
         sampling_params=SamplingParams(**params),
     )

@@ -3,16 +3,20 @@
 The next token is `3 * (sum of all tokens so far) + 1 (mod vocab_size)`; the logits around it depend
 on the same sum. A slot stores tokens instead of keys and values, so a row that starts where the
 slot's tokens are not those of the request gives another text.
+
+As a text for grammars, token 0 is the end, 1 to 26 are letters, and the rest are `TOKENS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from llguidance import LLTokenizer
 
 from engine.backends.base import ForwardRow, ModelInfo
 from engine.core import EngineCore
+from engine.grammar.compiler import GrammarCompiler
 from engine.model_runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.slots import SlotTable
@@ -21,6 +25,8 @@ from engine.spec_decode.drafter import Drafter
 from engine.spec_decode.proposer import DraftRequest, Proposer
 
 VOCAB_SIZE = 32
+EOS = 0
+TOKENS = [b"", *(bytes([97 + i]) for i in range(26)), b"ab", b"abc", b'"', b'{"', b'":']
 
 
 def next_token(token_ids: Sequence[int], vocab_size: int = VOCAB_SIZE) -> int:
@@ -33,6 +39,36 @@ def continuation(token_ids: Sequence[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         text.append(next_token(text))
     return text[len(token_ids) :]
+
+
+class FakeTokenizer:
+    """What llguidance asks of a tokenizer that is not a file."""
+
+    eos_token_id = EOS
+    bos_token_id = None
+    tokens = TOKENS
+    special_token_ids = (EOS,)
+    is_tokenizer_wrapper = True
+
+    def __call__(self, text: str) -> list[int]:
+        """The longest token first."""
+        data, token_ids = text.encode(), []
+        while data:
+            token_id = max(
+                (i for i, token in enumerate(TOKENS) if token and data.startswith(token)),
+                key=lambda i: len(TOKENS[i]),
+            )
+            token_ids.append(token_id)
+            data = data[len(TOKENS[token_id]) :]
+        return token_ids
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return b"".join(TOKENS[token_id] for token_id in token_ids).decode()
+
+
+def grammar_compiler() -> GrammarCompiler:
+    return GrammarCompiler(lambda: LLTokenizer(FakeTokenizer()))
 
 
 class FakeBackend:
@@ -118,6 +154,8 @@ def build_core(
     max_consecutive_prefills: int = 1,
     max_consecutive_decodes: int = 1,
     enable_prefix_caching: bool = True,
+    grammars: GrammarCompiler | None = None,
+    make_model_runner: Callable[[FakeBackend, Drafter], ModelRunner] = ModelRunner,
 ) -> EngineCore:
     backend = backend or FakeBackend()
     drafter = Drafter(proposers, DraftLengthController(num_speculative_tokens=7))
@@ -133,6 +171,7 @@ def build_core(
         backend.info,
         scheduler=scheduler,
         slots=slots,
-        model_runner=ModelRunner(backend, drafter),
+        model_runner=make_model_runner(backend, drafter),
         drafter=drafter,
+        grammars=grammars or grammar_compiler(),
     )

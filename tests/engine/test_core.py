@@ -130,6 +130,57 @@ def test_a_finished_prompt_is_reused_by_the_next_request():
     assert second.num_cached_tokens == 23
 
 
+def test_only_a_request_with_the_same_cache_salt_reuses_a_prompt():
+    core = build_core(FakeBackend(num_slots=4))
+    prompt = [i % 9 for i in range(24)]
+    cached = [
+        run_one(core, add_request(f"{i}", prompt, max_tokens=5, cache_salt=cache_salt))
+        for i, cache_salt in enumerate(["", "a", "b", "a", "", "b"])
+    ]
+    assert [generation.num_cached_tokens for generation in cached] == [0, 0, 0, 23, 23, 23]
+    assert {tuple(generation.token_ids) for generation in cached} == {
+        tuple(continuation(prompt, 5))
+    }
+
+
+def test_a_prompt_that_is_being_read_is_waited_for_under_the_same_cache_salt_only():
+    core = build_core(max_num_batched_tokens=128)
+    prompt = [i % 9 for i in range(40)]
+    generations = run(
+        core,
+        [
+            add_request(f"{i}", prompt, max_tokens=3, cache_salt=cache_salt)
+            for i, cache_salt in enumerate(["a", "a", "b", "b"])
+        ],
+    )
+    assert {tuple(g.token_ids) for g in generations.values()} == {tuple(continuation(prompt, 3))}
+    assert sorted(g.num_cached_tokens for g in generations.values()) == [0, 0, 39, 39]
+
+
+@pytest.mark.parametrize(("other_salt", "is_reused"), [("a", True), ("", False)])
+def test_the_draft_model_reads_a_prompt_of_another_cache_salt_again(other_salt, is_reused):
+    drafts = FakeBackend(num_slots=1)
+    proposer = DraftModelProposer(drafts, vocab_size=VOCAB_SIZE, max_num_batched_tokens=64)
+    core = build_core(FakeBackend(num_slots=1), [proposer])
+    prompt = [i % 9 for i in range(40)]
+    fields = {"max_tokens": 6, "num_speculative_tokens": 2}
+    run_one(core, add_request("first", prompt, cache_salt="a", **fields))
+    drafts.forwards.clear()
+    run_one(core, add_request("second", prompt, cache_salt=other_salt, **fields))
+    num_computed = sum(len(row.token_ids) for rows in drafts.forwards for row in rows)
+    assert (0 < num_computed < 10) if is_reused else num_computed > 40
+
+
+@pytest.mark.parametrize(("other_salt", "is_drafted"), [("a", True), ("", False), ("b", False)])
+def test_texts_of_another_cache_salt_are_not_drafted(other_salt, is_drafted):
+    core = build_core(proposers=[SuffixProposer(SpeculativeConfig())])
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    fields = {"max_tokens": 12, "temperature": 1.0, "seed": 1, "num_speculative_tokens": 5}
+    run_one(core, add_request("first", prompt, cache_salt="a", **fields))
+    second = run_one(core, add_request("second", prompt, cache_salt=other_salt, **fields))
+    assert (second.num_accepted_tokens >= 8) == is_drafted
+
+
 def test_requests_with_one_prompt_compute_it_once():
     backend = FakeBackend()
     core = build_core(backend, max_num_batched_tokens=64)
@@ -194,6 +245,9 @@ BAD_REQUESTS = {
     "token_outside_vocabulary": add_request("bad", [VOCAB_SIZE]),
     "bias_outside_vocabulary": add_request("bad", [1], logit_bias={VOCAB_SIZE: 1.0}),
     "stop_token_outside_vocabulary": add_request("bad", [1], stop_token_ids=[VOCAB_SIZE]),
+    "allowed_token_outside_vocabulary": add_request("bad", [1], allowed_token_ids=[VOCAB_SIZE]),
+    "bad_word_outside_vocabulary": add_request("bad", [1], bad_words=[[1], [2, VOCAB_SIZE]]),
+    "prediction_outside_vocabulary": add_request("bad", [1], prediction_token_ids=[VOCAB_SIZE]),
     "prompt_as_long_as_the_context": add_request("bad", [1] * 64),
 }
 

@@ -89,3 +89,14 @@ def test_busy_slots_are_never_allocated_twice(num_slots):
     taken = {slots.allocate([1, 2]).slot_id for _ in range(num_slots)}
     assert len(taken) == num_slots
     assert not slots.has_idle
+
+
+def test_what_was_left_under_another_cache_salt_is_not_offered():
+    slots = SlotTable(2)
+    slot_id = slots.allocate([1, 2, 3, 4], cache_salt="secret").slot_id
+    slots.set_tokens(slot_id, [1, 2, 3, 4], 4)
+    for cache_salt, num_tokens in (("", 0), ("other", 0), ("secret", 4)):
+        assert slots.longest_prefix([1, 2, 3, 4, 5], cache_salt).num_tokens == num_tokens
+    slots.free(slot_id)
+    assert slots.allocate([1, 2, 3, 4, 5]).num_tokens == 0
+    assert slots.allocate([1, 2, 3, 4, 5], cache_salt="secret") == CachedPrefix(slot_id, 4)

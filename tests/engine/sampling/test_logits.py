@@ -9,7 +9,10 @@ import pytest
 
 from engine.messages import SamplingParams
 from engine.sampling.logits import process_logits
+from engine.sampling.sampler import choose
 from engine.sampling.token_history import TokenHistory
+from tests.engine.fake_backend import EOS as GRAMMAR_EOS
+from tests.engine.fake_backend import VOCAB_SIZE, grammar_compiler
 
 LOGITS = [4.0, -4.0, 2.0, -2.0, 1.0, 0.0]
 PROMPT = [0, 0, 1]
@@ -128,3 +131,48 @@ def test_each_position_is_penalised_for_the_tokens_before_it() -> None:
         history.append(token_id)
     values.append(float(process_logits(logits, params, history, EOS)[2]))
     assert values == [2.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "forbidden"),
+    [
+        pytest.param({"allowed_token_ids": [1, 3]}, {0, 2, 4, 5}, id="allowed"),
+        pytest.param(
+            {"allowed_token_ids": [1], "logit_bias": {2: 9.0}}, {0, 2, 3, 4, 5}, id="bias"
+        ),
+        pytest.param({"bad_words": [[4]]}, {4}, id="one-token"),
+        # The output ends with 2, 3.
+        pytest.param({"bad_words": [[3, 1]]}, {1}, id="beginning-matches"),
+        pytest.param({"bad_words": [[2, 3, 0], [2, 2, 3, 1]]}, {0, 1}, id="long-beginnings-match"),
+        pytest.param({"bad_words": [[2, 1], [0, 2, 2, 2, 3, 4]]}, set(), id="no-match"),
+        pytest.param({"allowed_token_ids": [4], "bad_words": [[3, 4]]}, set(range(6)), id="all"),
+    ],
+)
+def test_tokens_outside_the_allowed_ones_and_the_ends_of_bad_words_are_forbidden(
+    fields: dict[str, Any], forbidden: set[int]
+) -> None:
+    assert {i for i, value in enumerate(processed(**fields)) if value == -INF} == forbidden
+
+
+def test_the_prompt_does_not_begin_a_bad_word() -> None:
+    assert processed(prompt=[2, 3], output=[], bad_words=[[3, 1]]) == LOGITS
+    assert processed(prompt=[2], output=[3], bad_words=[[2, 3, 1]]) == LOGITS
+
+
+def test_a_grammar_forbids_what_does_not_fit_and_its_end_where_eos_is_ignored() -> None:
+    grammar = grammar_compiler().compile("start: /ab?/").result().copy()
+    grammar.append(1)
+    logits = np.zeros(VOCAB_SIZE, dtype=np.float32)
+    for ignore_eos, expected in ((False, [GRAMMAR_EOS, 2]), (True, [2])):
+        params = SamplingParams(max_tokens=9, ignore_eos=ignore_eos)
+        found = process_logits(logits, params, TokenHistory(()), (GRAMMAR_EOS,), grammar)
+        assert np.flatnonzero(found > -INF).tolist() == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_is_chosen_where_all_are_forbidden(temperature: float) -> None:
+    params = SamplingParams(
+        max_tokens=9, temperature=temperature, allowed_token_ids=[4], bad_words=[[4]]
+    )
+    logits = np.array(LOGITS, dtype=np.float32)
+    assert choose(logits, params, TokenHistory(PROMPT, OUTPUT), EOS, position=7) is None

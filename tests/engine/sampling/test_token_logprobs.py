@@ -64,3 +64,9 @@ def test_the_input_is_not_touched() -> None:
     logits = LOGITS.copy()
     token_logprobs(logits, 0, 3)
     assert np.array_equal(logits, LOGITS)
+
+
+@pytest.mark.parametrize("token_id", range(len(LOGITS)))
+def test_a_tokens_rank_is_its_place_among_all(token_id: int) -> None:
+    found = token_logprobs(LOGITS, token_id, len(LOGITS))
+    assert found.top[found.rank - 1][0] == token_id

@@ -1,0 +1,1 @@
+"""Structured output: what a grammar lets the next token be."""
