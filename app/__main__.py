@@ -8,16 +8,22 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from app import __version__
 from app.bench import BenchError, run_bench
 from app.errors import EngineFailedError
+from app.log_format import configure_logging
 from app.model_source import DEFAULT_MODEL, ModelSourceError, default_cache_dir, resolve_model
 from app.server import bind_socket, serve
 from app.settings import Settings, WrongSettingsError, parse_settings
-from app.tokenizer import Tokenizer
+from app.text.chat_template import ChatTemplate
+from app.text.tokenizer import Tokenizer
+from app.text.tokenizer_config import TokenizerConfig, read_template
 from engine.messages import EngineReady
+
+logger = logging.getLogger(__name__)
 
 USAGE_EXIT_CODE = 2
 
@@ -66,9 +72,7 @@ def _other_command(arguments: list[str]) -> int:
 
 
 def _serve(settings: Settings) -> int:
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging(settings.log_level, settings.log_format)
     try:
         listener = bind_socket(settings.host, settings.port)
     except OSError as error:
@@ -79,6 +83,7 @@ def _serve(settings: Settings) -> int:
     with listener:
         model_path = resolve_model(settings.model, settings.cache_dir)
         tokenizer = Tokenizer.from_folder(model_path)
+        tokenizer_config = _tokenizer_config(settings, model_path)
         draft_model_path = _draft_model(settings, tokenizer)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = f"http://{host}:{listener.getsockname()[1]}"
@@ -88,6 +93,7 @@ def _serve(settings: Settings) -> int:
                     settings,
                     settings.engine_config(model_path, draft_model_path),
                     tokenizer,
+                    tokenizer_config,
                     listener,
                     lambda model: _announce(settings.model_name, url, model),
                 )
@@ -95,6 +101,19 @@ def _serve(settings: Settings) -> int:
         except EngineFailedError as error:
             raise CommandError(f"the engine stopped: {error}") from error
     return 0
+
+
+def _tokenizer_config(settings: Settings, folder: Path) -> TokenizerConfig:
+    """The model's, with the template that was asked for; a broken one of the model's is kept."""
+    config = TokenizerConfig.from_folder(folder)
+    if settings.chat_template is not None:
+        config = replace(config, chat_template=read_template(settings.chat_template))
+    problem = ChatTemplate(config.chat_template, config.special_tokens).problem
+    if problem is not None and settings.chat_template is not None:
+        raise CommandError(f"--chat-template {settings.chat_template}: {problem}")
+    if problem is not None:
+        logger.warning("%s", problem)
+    return config
 
 
 def _draft_model(settings: Settings, tokenizer: Tokenizer) -> Path | None:

@@ -1,31 +1,27 @@
-"""Every error a client can see, and the one place that writes it down in OpenAI's envelope.
+"""Every error a client can see, with its status and code. It does not know how they are sent.
 
 TandemError
 ├── InvalidRequestError          400
 │   └── ContextLengthError       400, context_length_exceeded
+├── AuthenticationError          401
 ├── ModelNotFoundError           404
+├── RequestTimeoutError          408
+├── RequestTooLargeError         413
+├── UnsupportedMediaTypeError    415
+├── QueueFullError               429
+├── HeadTooLargeError            431
 ├── ClientDisconnectedError      499, which nobody reads
 ├── EngineStartingError          503
+├── QueueTimeoutError            503
 ├── ServerStoppingError          503
 └── EngineFailedError            500
+    ├── EngineCrashedError       500, engine_crashed_by_request
     └── EngineDownError          503
 """
 
 from __future__ import annotations
 
-import logging
-from typing import Any
-
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from pydantic import ValidationError
-from starlette.exceptions import HTTPException
-
-logger = logging.getLogger("tandem")
-
 MAX_MESSAGE_CHARS = 500
-MAX_FIELD_NAME_CHARS = 64
 
 
 class TandemError(Exception):
@@ -63,12 +59,32 @@ class ContextLengthError(InvalidRequestError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, num_prompt_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_prompt_tokens: int,
+        max_model_len: int,
+        is_least: bool = False,
+        param: str = "prompt",
+    ) -> None:
+        amount = f"at least {num_prompt_tokens}" if is_least else str(num_prompt_tokens)
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens, and the prompt has "
-            f"{num_prompt_tokens} tokens. Shorten it to at most {max_model_len - 1} tokens.",
-            param="prompt",
+            f"{amount} tokens. Shorten it to at most {max_model_len - 1} tokens.",
+            param=param,
         )
+
+
+class AuthenticationError(TandemError):
+    """The API key is missing or wrong."""
+
+    status_code = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
 
 
 class ModelNotFoundError(TandemError):
@@ -77,6 +93,52 @@ class ModelNotFoundError(TandemError):
     status_code = 404
     type = "invalid_request_error"
     code = "model_not_found"
+
+
+class RequestTimeoutError(TandemError):
+    """The client was too slow to send its request, or set a deadline that has passed."""
+
+    status_code = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # OpenAI's clients would send it again, and wait as long again.
+        return {"x-should-retry": "false"}
+
+
+class RequestTooLargeError(TandemError):
+    """The body is larger than the server takes."""
+
+    status_code = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnsupportedMediaTypeError(TandemError):
+    """The body is not JSON."""
+
+    status_code = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class QueueFullError(TandemError):
+    """As many requests wait as may."""
+
+    status_code = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+    retry_after_seconds = 1
+
+
+class HeadTooLargeError(TandemError):
+    """The request line and the headers are larger than the server takes."""
+
+    status_code = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
 
 
 class ClientDisconnectedError(TandemError):
@@ -99,8 +161,20 @@ class EngineStartingError(TandemError):
         super().__init__("The engine is still loading the model.")
 
 
+class QueueTimeoutError(TandemError):
+    """The request waited for a slot for as long as one may."""
+
+    status_code = 503
+    type = "service_unavailable_error"
+    code = "queue_timeout"
+    retry_after_seconds = 5
+
+    def __init__(self) -> None:
+        super().__init__("The request waited too long in the queue.")
+
+
 class ServerStoppingError(TandemError):
-    """The server shuts down, and waited for as long as it may."""
+    """The server shuts down: it takes nothing new, and waited for the rest as long as it may."""
 
     status_code = 503
     type = "service_unavailable_error"
@@ -108,13 +182,27 @@ class ServerStoppingError(TandemError):
     retry_after_seconds = 10
 
     def __init__(self) -> None:
-        super().__init__("The server stopped before this request was finished.")
+        super().__init__("The server is shutting down.")
 
 
 class EngineFailedError(TandemError):
     """The engine died, or gave up on this request."""
 
     code = "engine_error"
+
+
+class EngineCrashedError(EngineFailedError):
+    """The engine died of this request twice, the second time while it ran alone."""
+
+    code = "engine_crashed_by_request"
+
+    def __init__(self) -> None:
+        super().__init__("The engine crashed on this request twice. It is not tried again.")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # OpenAI's clients would send it again, and crash the engine again.
+        return {"x-should-retry": "false"}
 
 
 class EngineDownError(EngineFailedError):
@@ -133,76 +221,8 @@ class FieldError(ValueError):
         self.code = code
 
 
-STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-
-
-def error_body(error: TandemError) -> dict[str, Any]:
-    """OpenAI's error envelope."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
-
-
-def error_response(error: TandemError) -> JSONResponse:
-    return JSONResponse(error_body(error), error.status_code, headers=error.headers)
-
-
-def from_validation_error(error: ValidationError | RequestValidationError) -> InvalidRequestError:
-    """The first problem that pydantic found, without the input that caused it."""
-    problem = error.errors()[0]
-    path = [str(part)[:MAX_FIELD_NAME_CHARS] for part in problem["loc"]]
-    name = ".".join(path)
-    if problem["type"] == "extra_forbidden":
-        return InvalidRequestError(
-            f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter"
-        )
-    if problem["type"] == "missing":
-        return InvalidRequestError(
-            f"Missing required parameter: '{name}'.", param=name, code="missing_parameter"
-        )
-    cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, FieldError):
-        param = cause.param or path[0]
-        return InvalidRequestError(f"Invalid '{param}': {cause}", param=param, code=cause.code)
-    return InvalidRequestError(f"Invalid '{path[0]}': {problem['msg']}.", param=path[0])
-
-
-def from_http_exception(error: HTTPException) -> TandemError:
-    """Starlette's own answers: no such route, wrong method."""
-    converted = TandemError(str(error.detail), code=STATUS_CODES.get(error.status_code))
-    converted.status_code = error.status_code
-    if error.status_code < 500:
-        converted.type = "invalid_request_error"
-    return converted
-
-
-def install_error_handlers(app: FastAPI) -> None:
-    """Give every route and status the same error body."""
-
-    async def handle_tandem_error(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, TandemError)
-        return error_response(error)
-
-    async def handle_validation_error(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, (ValidationError, RequestValidationError))
-        return error_response(from_validation_error(error))
-
-    async def handle_http_exception(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        response = error_response(from_http_exception(error))
-        response.headers.update(error.headers or {})
-        return response
-
-    async def handle_any(_: Request, error: Exception) -> JSONResponse:
-        logger.exception("unexpected error", exc_info=error)
-        return error_response(TandemError("Internal server error.", code="internal_error"))
-
-    app.add_exception_handler(TandemError, handle_tandem_error)
-    app.add_exception_handler(RequestValidationError, handle_validation_error)
-    app.add_exception_handler(HTTPException, handle_http_exception)
-    app.add_exception_handler(Exception, handle_any)
+def internal_error() -> TandemError:
+    return TandemError(
+        "Internal server error. The server's log has the details, by the request's id.",
+        code="internal_error",
+    )

@@ -6,7 +6,7 @@ Rates are left to the reader: tokens per second and acceptance are quotients of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,6 +14,8 @@ from engine.messages import FinishReason, StepPhase, StepStats
 
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
+Rejection = Literal["queue_full", "queue_timeout"]
+REJECTIONS: tuple[Rejection, ...] = get_args(Rejection)
 
 # fmt: off
 FIRST_TOKEN_BUCKETS = (
@@ -41,9 +43,16 @@ class Metrics:
         self._max_num_seqs = max_num_seqs
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
+        self._num_queued = 0
+        self._num_waiting_in_engine = 0
+        self.num_running = 0
         self._create_engine_series()
         self._create_request_series()
         self._create_spec_decode_series(num_speculative_tokens)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_queued + self._num_waiting_in_engine
 
     def render(self) -> bytes:
         """The Prometheus text format."""
@@ -60,8 +69,20 @@ class Metrics:
         self._record_load(stats.num_running, stats.num_waiting, stats.kv_cache_usage_ratio)
 
     def record_idle(self) -> None:
-        """No request is left, since the engine has ended."""
+        """No request is in the engine, since it has ended."""
         self._record_load(0, 0, 0.0)
+
+    def record_queue(self, num_queued: int) -> None:
+        """Requests that wait in the front end; more may wait in the engine."""
+        if num_queued != self._num_queued:
+            self._num_queued = num_queued
+            self._num_waiting.set(self.num_waiting)
+
+    def record_restart(self) -> None:
+        self._restarts.inc(1)
+
+    def record_rejection(self, reason: Rejection) -> None:
+        self._rejections[reason].inc(1)
 
     def record_prompt(
         self, *, num_tokens: int, num_cached_tokens: int, queue_seconds: float
@@ -96,14 +117,19 @@ class Metrics:
         self._e2e_seconds.observe(seconds)
 
     def _record_load(self, num_running: int, num_waiting: int, kv_cache_usage: float) -> None:
+        self.num_running = num_running
+        self._num_waiting_in_engine = num_waiting
         self._num_running.set(num_running)
-        self._num_waiting.set(num_waiting)
+        self._num_waiting.set(self.num_waiting)
         self._slots_in_use.set(num_running / self._max_num_seqs)
         self._kv_cache_usage.set(kv_cache_usage)
 
     def _create_engine_series(self) -> None:
         self._engine_up = self._gauge("engine_up", "Whether the engine process runs.")
         self._engine_ready = self._gauge("engine_ready", "Whether the engine takes requests.")
+        self._restarts = self._series(
+            Counter, "engine_restarts_total", "Engine processes started to replace a dead one."
+        )
         self._num_running = self._gauge(
             "num_requests_running", "Requests that hold a slot.", alias="num_requests_running"
         )
@@ -132,6 +158,13 @@ class Metrics:
             values=FINISH_REASONS,
             alias="request_success_total",
             alias_label="finished_reason",
+        )
+        self._rejections = self._labelled(
+            Counter,
+            "admission_rejections_total",
+            "Calls that were not served because too many others were.",
+            label="reason",
+            values=REJECTIONS,
         )
         self._prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens read.")
         self._cached_prompt_tokens = self._series(

@@ -1,4 +1,4 @@
-"""The running server: an engine process, its client and uvicorn, started and ended together."""
+"""The running server: engine supervisor, its client and uvicorn, started and ended together."""
 
 from __future__ import annotations
 
@@ -6,60 +6,33 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 
-from app.engine_client import ZmqEngineClient
-from app.engine_process import EngineProcess
-from app.errors import EngineFailedError, ServerStoppingError
+from app.dispatch.engine_client import ZmqEngineClient
+from app.dispatch.engine_process import EngineProcess
+from app.dispatch.engine_supervisor import EngineSupervisor
+from app.dispatch.request_queue import RequestQueue
+from app.errors import ServerStoppingError
+from app.http.http_protocol import http_options
+from app.http.http_server import HttpServer
 from app.main import create_app
 from app.metrics import Metrics
 from app.settings import Settings
-from app.tokenizer import Tokenizer
+from app.text.grammar import GrammarResolver
+from app.text.tokenizer import Tokenizer
+from app.text.tokenizer_config import TokenizerConfig
 from engine.config import EngineConfig
 from engine.messages import EngineReady
 
 # Load balancers keep connections for 60 s; closing first would make their next request fail.
 KEEP_ALIVE_SECONDS = 75
-LAST_WORDS_SECONDS = 0.5
-LAST_ANSWER_SECONDS = 5
-ENGINE_STOP_SECONDS = 5.0
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn, whose signals are handled here: its own way would raise them again at the end.
-
-    After the first signal requests in flight go on; `on_deadline` is called `drain_seconds` later,
-    or at the second signal.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, *, drain_seconds: float, on_deadline: Callable[[], None]
-    ) -> None:
-        super().__init__(config)
-        self._drain_seconds = drain_seconds
-        self._on_deadline = on_deadline
-
-    def request_exit(self) -> None:
-        """What a signal does."""
-        if self.should_exit:
-            self._on_deadline()
-        else:
-            asyncio.get_running_loop().call_later(self._drain_seconds, self._on_deadline)
-        self.should_exit = True
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
-        for each in signals:
-            loop.add_signal_handler(each, self.request_exit)
-        try:
-            yield
-        finally:
-            for each in signals:
-                loop.remove_signal_handler(each)
+# For readers to take what was written, at the very end.
+LAST_ANSWER_SECONDS = 3
+EXPIRY_SECONDS = 0.25
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -79,71 +52,107 @@ async def serve(
     settings: Settings,
     engine_config: EngineConfig,
     tokenizer: Tokenizer,
+    tokenizer_config: TokenizerConfig,
     listener: socket.socket,
     on_ready: Callable[[EngineReady], None],
 ) -> None:
-    """Serve until a signal comes; raises EngineFailedError when the engine ends before that."""
+    """Serve until a signal comes; raises EngineFailedError when the engine cannot be started."""
     metrics = Metrics(
         model_name=settings.model_name,
         max_num_seqs=settings.max_num_seqs,
         num_speculative_tokens=settings.num_speculative_tokens,
     )
-    async with _engine(engine_config, metrics) as (process, client):
-        config = uvicorn.Config(
-            create_app(settings, client, tokenizer, metrics),
-            log_level=settings.log_level if settings.log_level == "debug" else "warning",
+    client = _create_client(settings, metrics)
+    supervisor = EngineSupervisor(
+        client,
+        metrics,
+        lambda: EngineProcess(engine_config),
+        hang_seconds=settings.engine_hang_seconds,
+        max_crashes=settings.max_engine_crashes,
+    )
+    grammars = GrammarResolver(Path(engine_config.model_path) / "tokenizer.json")
+    application = create_app(
+        settings,
+        client,
+        tokenizer,
+        metrics,
+        tokenizer_config=tokenizer_config,
+        grammars=grammars,
+    )
+    server = HttpServer(
+        uvicorn.Config(
+            application,
+            **http_options(settings),
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=settings.shutdown_timeout + LAST_ANSWER_SECONDS,
-            server_header=False,
-        )
-        server = HttpServer(
-            config,
-            drain_seconds=settings.shutdown_timeout,
-            on_deadline=lambda: client.end_requests(ServerStoppingError()),
-        )
-        watcher = asyncio.create_task(_watch(process, client, server))
-        announcer = asyncio.create_task(_announce(client, on_ready))
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            announcer.cancel()
-            watcher.cancel()
-        if client.failure is not None:
-            raise EngineFailedError(client.failure)
+            timeout_graceful_shutdown=LAST_ANSWER_SECONDS,
+        ),
+        drain_seconds=settings.shutdown_timeout,
+        on_drain=client.stop_accepting,
+        on_deadline=lambda: client.end_requests(ServerStoppingError()),
+    )
+    with _signals(server.request_exit):
+        async with _running(
+            _supervise(supervisor, client, server), _announce(client, on_ready), _expire(client)
+        ):
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                await grammars.close()
+
+
+def _create_client(settings: Settings, metrics: Metrics) -> ZmqEngineClient:
+    queue = RequestQueue(
+        max_num_requests=settings.max_num_queued_reqs,
+        max_num_tokens=settings.max_num_queued_tokens,
+    )
+    return ZmqEngineClient(queue, metrics, max_queue_seconds=settings.max_queue_seconds)
+
+
+@contextlib.contextmanager
+def _signals(handle: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for each in signals:
+        loop.add_signal_handler(each, handle)
+    try:
+        yield
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)
 
 
 @contextlib.asynccontextmanager
-async def _engine(
-    config: EngineConfig, metrics: Metrics
-) -> AsyncIterator[tuple[EngineProcess, ZmqEngineClient]]:
-    process = EngineProcess(config)
+async def _running(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Tasks that end with the block; what one of them has raised is raised at its end."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
-        with ZmqEngineClient(process.address, metrics) as client:
-            await process.start()
-            try:
-                yield process, client
-            finally:
-                client.shutdown()
-                # An engine that is still loading does not listen.
-                await process.stop(grace_seconds=ENGINE_STOP_SECONDS if client.is_ready else 0)
+        yield
     finally:
-        process.remove_folder()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
 
 
-async def _watch(process: EngineProcess, client: ZmqEngineClient, server: HttpServer) -> None:
-    """When the engine ends, answer everybody and leave."""
-    last_words = asyncio.create_task(client.run())
-    exit_words = asyncio.create_task(process.wait())
+async def _supervise(
+    supervisor: EngineSupervisor, client: ZmqEngineClient, server: HttpServer
+) -> None:
+    """Without a supervisor nobody would be answered."""
     try:
-        await asyncio.wait({last_words, exit_words}, return_when=asyncio.FIRST_COMPLETED)
-        # An engine that ended may have said why, and that may not have been read yet.
-        await asyncio.wait({last_words}, timeout=LAST_WORDS_SECONDS)
-        client.fail(last_words.result() if last_words.done() else exit_words.result())
+        await supervisor.run()
+    except Exception as error:
+        client.fail(str(error))
         server.should_exit = True
-    finally:
-        last_words.cancel()
-        exit_words.cancel()
+        raise
 
 
 async def _announce(client: ZmqEngineClient, on_ready: Callable[[EngineReady], None]) -> None:
     on_ready(await client.wait_ready())
+
+
+async def _expire(client: ZmqEngineClient) -> None:
+    while True:
+        await asyncio.sleep(EXPIRY_SECONDS)
+        client.expire()

@@ -1,11 +1,21 @@
 """Every flag and environment variable: ranges, defaults, and vLLM's names where it has one."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
+from app.http.api_key_file import check_api_key, read_api_keys
 from app.model_source import DEFAULT_MODEL, default_cache_dir
 from engine.config import DType, EngineConfig, SpeculativeConfig, SpeculativeMethod
 
@@ -47,6 +57,26 @@ class SpeculativeSettings(BaseModel):
         )
 
 
+def _split_commas(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
+def _check_key(key: SecretStr) -> SecretStr:
+    check_api_key(key.get_secret_value())
+    return key
+
+
+def _check_key_file(path: Path | None) -> Path | None:
+    if path is not None:
+        read_api_keys(path)
+    return path
+
+
+Item = TypeVar("Item")
+ApiKey = Annotated[SecretStr, AfterValidator(_check_key)]
+CommaSeparated = Annotated[list[Item], NoDecode, BeforeValidator(_split_commas)]
+
+
 class Settings(BaseSettings):
     """Flags are these names in kebab case, environment variables are TANDEM_ and the name."""
 
@@ -66,6 +96,9 @@ class Settings(BaseSettings):
     ] = None
     served_model_name: Annotated[
         str | None, Field(description="the name that clients ask for [the model's]")
+    ] = None
+    chat_template: Annotated[
+        Path | None, Field(description="file with a Jinja chat template [the model's]")
     ] = None
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="0 takes any free port")] = 8000
@@ -100,6 +133,54 @@ class Settings(BaseSettings):
     max_num_stop_strings: Annotated[
         int, Field(ge=1, description="most stop strings that a request may have")
     ] = 16
+    api_key: Annotated[
+        CommaSeparated[ApiKey],
+        Field(
+            description="clients must send one of these; several are separated by commas, or by "
+            "giving the flag again. Other users of the machine can see it: prefer a file"
+        ),
+    ] = []
+    api_key_file: Annotated[
+        Path | None,
+        AfterValidator(_check_key_file),
+        Field(description="more API keys, one on each line; # begins a comment"),
+    ] = None
+    api_key_for_metrics: Annotated[
+        bool, Field(description="whether /metrics needs an API key as well")
+    ] = False
+    cors_allow_origins: Annotated[
+        CommaSeparated[str], Field(description="origins whose pages may call this server; may be *")
+    ] = []
+    max_body_bytes: Annotated[
+        int, Field(ge=1024, description="largest request body; a larger one gets a 413")
+    ] = 16 * 2**20
+    read_timeout: Annotated[
+        float, Field(gt=0, description="seconds that a client may take to send its request")
+    ] = 60.0
+    write_timeout: Annotated[
+        float, Field(gt=0, description="seconds that a client may leave its answer unread")
+    ] = 30.0
+    max_num_queued_reqs: Annotated[
+        int, Field(ge=1, description="requests that may wait; the next one gets a 429")
+    ] = 1024
+    max_num_queued_tokens: Annotated[
+        int, Field(ge=1, description="prompt tokens that may wait; the next request gets a 429")
+    ] = 1_000_000
+    max_queue_seconds: Annotated[
+        float, Field(gt=0, description="a request that waited for so long gets a 503")
+    ] = 300.0
+    engine_hang_seconds: Annotated[
+        float, Field(gt=0, description="an engine with work and without a step is restarted")
+    ] = 120.0
+    max_engine_crashes: Annotated[
+        int, Field(ge=0, description="crashes in ten minutes after which the server gives up")
+    ] = 5
+    log_format: Annotated[
+        Literal["text", "json"], Field(description="json is one object per line")
+    ] = "text"
+    log_prompts: Annotated[
+        bool, Field(description="write prompts and outputs to the log; they are private")
+    ] = False
     sse_keep_alive_seconds: Annotated[
         float, Field(gt=0, description="a comment is sent when a stream was silent for this long")
     ] = 15.0
@@ -111,6 +192,12 @@ class Settings(BaseSettings):
     def model_name(self) -> str:
         """The name in responses, /v1/models and metrics."""
         return self.served_model_name or self.model or DEFAULT_MODEL
+
+    @property
+    def api_keys(self) -> list[str]:
+        """All keys that are known; none lets everybody in."""
+        keys = [key.get_secret_value() for key in self.api_key]
+        return keys if self.api_key_file is None else keys + read_api_keys(self.api_key_file)
 
     @property
     def num_speculative_tokens(self) -> int:

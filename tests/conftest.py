@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from app.engine_process import BRIEF_SPINNING
+from app.dispatch.engine_process import BRIEF_SPINNING
 from app.model_source import default_cache_dir, resolve_model
 
 # As for the engine process; it is read when torch is first imported.

@@ -10,6 +10,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SHARED = {"engine.messages", "engine.config"}
 HTTP = {"app", "fastapi", "starlette", "uvicorn", "pydantic", "pydantic_settings"}
+# Which other packages of app/ each of them may use; modules of app/ itself are not meant.
+USES = {
+    "dispatch": set(),
+    "api": set(),
+    "text": {"api"},
+    "generation": {"api", "text", "dispatch"},
+    "http": {"api", "generation"},
+    "routes": {"api", "generation", "dispatch", "http"},
+}
+KNOWS_HTTP = {"http", "routes"}
+WEB = {"fastapi", "starlette", "uvicorn"}
 TENSORS = {"torch", "safetensors", "gguf", "transformers"}
 
 
@@ -47,3 +58,18 @@ def test_the_front_end_shares_only_messages_and_configuration(path):
 def test_the_engine_knows_no_http(path):
     packages = {module.split(".")[0] for module in imported_modules(path)}
     assert not packages & HTTP
+
+
+@pytest.mark.parametrize("path", files_of("app"), ids=name)
+def test_each_package_of_the_front_end_uses_only_those_below_it(path):
+    package = path.relative_to(ROOT / "app").parts[0]
+    imported = {m.split(".")[1] for m in imported_modules(path) if m.startswith("app.")}
+    assert imported & USES.keys() <= USES.get(package, USES.keys()) | {package}
+
+
+@pytest.mark.parametrize("path", files_of("app"), ids=name)
+def test_only_the_edge_knows_the_web_framework(path):
+    package = path.relative_to(ROOT / "app").parts[0]
+    if package in USES and package not in KNOWS_HTTP:
+        packages = {module.split(".")[0] for module in imported_modules(path)}
+        assert not packages & WEB

@@ -5,9 +5,10 @@ import time
 from fastapi import APIRouter
 
 from app import __version__
-from app.engine_client import EngineClient
+from app.api.schemas import ModelCard, ModelList
+from app.dispatch.engine_client import EngineClient
 from app.errors import ModelNotFoundError
-from app.schemas import ModelCard, ModelList
+from app.http.openapi import errors
 
 
 def create_router(model_name: str, engine_client: EngineClient) -> APIRouter:
@@ -26,7 +27,7 @@ def create_router(model_name: str, engine_client: EngineClient) -> APIRouter:
     async def list_models() -> ModelList:
         return ModelList(data=[card()])
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", responses=errors(404))
     async def retrieve_model(name: str) -> ModelCard:
         if name != model_name:
             raise ModelNotFoundError(

@@ -15,13 +15,19 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from app.main import create_app
 from app.metrics import Metrics
 from app.settings import Settings
-from app.tokenizer import Tokenizer
+from app.text.tokenizer import Tokenizer
+from app.text.tokenizer_config import TokenizerConfig
 
 CORPUS = [
     "Hello world, this is a small test of a small tokenizer.",
     "你好，世界。今天天气很好，我们去散步。",
     "Emoji 😀😃 👩‍👩‍👧 and flags 🇩🇪 and a naïve café.",
 ]
+# Short, since the fake engine has a context of 64 tokens.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role[0] }}:{{ message.content + eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +97,33 @@ def metrics() -> Metrics:
 @pytest.fixture
 def app(engine: FakeEngineClient, byte_tokenizer: Tokenizer, metrics: Metrics) -> FastAPI:
     settings = Settings(served_model_name="tiny", max_logprobs=5, max_num_stop_strings=3)
-    return create_app(settings, engine, byte_tokenizer, metrics)
+    config = TokenizerConfig({"eos_token": "<|end|>"}, CHAT_TEMPLATE)
+    return create_app(settings, engine, byte_tokenizer, metrics, tokenizer_config=config)
+
+
+@pytest.fixture
+def app_with(
+    engine: FakeEngineClient, byte_tokenizer: Tokenizer, metrics: Metrics
+) -> Callable[..., FastAPI]:
+    """The application with other settings."""
+
+    def create(**settings: object) -> FastAPI:
+        return create_app(
+            Settings(served_model_name="tiny", **settings), engine, byte_tokenizer, metrics
+        )
+
+    return create
+
+
+@pytest.fixture
+def client_with(app_with: Callable[..., FastAPI]) -> Callable[..., httpx.AsyncClient]:
+    """A client of the application with other settings."""
+
+    def create(**settings: object) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app=app_with(**settings), raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://tandem")
+
+    return create
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from app.dispatch.output_stream import OutputStream
 from app.errors import TandemError
-from app.output_stream import OutputStream
-from app.tokenizer import Tokenizer
+from app.text.tokenizer import Tokenizer
 from engine.messages import AddRequest, EngineReady, RequestOutput, TokenLogprobs
 
 MAX_MODEL_LEN = 64
@@ -43,6 +43,7 @@ class FakeEngineClient:
         self.requests: list[AddRequest] = []
         self.streams: list[ScriptedStream] = []
         self.aborted: list[str] = []
+        self.tenants: list[str] = []
         self.asked = asyncio.Event()
         self._model = EngineReady(
             vocab_size=vocab_size,
@@ -61,7 +62,14 @@ class FakeEngineClient:
             raise self.error
         return self._model
 
-    def generate(self, requests: Sequence[AddRequest]) -> ScriptedStream:
+    def require_ready(self) -> None:
+        self.require_model()
+
+    def require_alive(self) -> None:
+        pass
+
+    def generate(self, requests: Sequence[AddRequest], *, tenant: str = "") -> ScriptedStream:
+        self.tenants.append(tenant)
         self.requests += requests
         self.asked.set()
         outputs = [output for request in requests for output in self.script(request)]
@@ -112,7 +120,7 @@ def _logprobs(
         return None
     top = [(1, -0.5), (2, -0.75)][:num_logprobs]
     return [
-        TokenLogprobs(token_id, -float(start + position), top)
+        TokenLogprobs(token_id, -float(start + position), top, rank=3)
         for position, token_id in enumerate(token_ids)
     ]
 

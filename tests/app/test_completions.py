@@ -1,36 +1,13 @@
 from __future__ import annotations
 
-import json
-
 import pytest
+from completions_api import complete, refuse, stream
 from fake_engine import MAX_MODEL_LEN, says
 
 from app.errors import EngineDownError, EngineStartingError
 from engine.messages import RequestOutput
 
 TEXT = " Hello 😀 world"
-
-
-async def complete(client, **fields):
-    response = await client.post("/v1/completions", json={"prompt": "Hi", "seed": 1, **fields})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def refuse(client, status_code=400, **fields):
-    response = await client.post("/v1/completions", json={"prompt": "Hi", **fields})
-    assert response.status_code == status_code, response.text
-    return response.json()["error"]
-
-
-async def stream(client, **fields):
-    """The chunks of a stream, after a look at its wire form."""
-    body = {"prompt": "Hi", "seed": 1, "stream": True, **fields}
-    response = await client.post("/v1/completions", json=body)
-    assert response.status_code == 200, response.text
-    *events, done, end = response.text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 def joined(chunks, index=0):
@@ -69,6 +46,10 @@ async def test_a_completion_has_openais_shape(client, byte_tokenizer):
         "completion_tokens": num_tokens,
         "total_tokens": num_tokens + 2,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 

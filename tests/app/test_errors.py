@@ -1,8 +1,21 @@
 from __future__ import annotations
 
+import httpx
 import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from app.errors import EngineDownError, EngineStartingError
+from app.errors import (
+    AuthenticationError,
+    EngineDownError,
+    EngineFailedError,
+    EngineStartingError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    ServerStoppingError,
+)
 
 
 def assert_is_envelope(response, status_code):
@@ -23,11 +36,19 @@ def assert_is_envelope(response, status_code):
         ("POST", "/v1/models", 405),
         ("DELETE", "/metrics", 405),
         ("POST", "/health/live", 405),
-        ("POST", "/v1/completions", 400),
+        ("POST", "/v1/completions", 415),
+        ("GET", "/", 404),
+        ("POST", "/v1/completions/", 404),
+        ("POST", "//v1/completions", 404),
+        ("POST", "/completions", 404),
+        ("TRACE", "/v1/models", 405),
+        ("GET", "/favicon.ico", 404),
     ],
 )
 async def test_every_refusal_is_openais_envelope(client, method, path, status_code):
-    assert_is_envelope(await client.request(method, path), status_code)
+    response = await client.request(method, path)
+    assert_is_envelope(response, status_code)
+    assert "location" not in response.headers
 
 
 @pytest.mark.parametrize("error", [EngineStartingError(), EngineDownError("It ended.")], ids=str)
@@ -85,3 +106,52 @@ async def test_the_model_is_listed_with_its_context_length(client):
 
 async def test_the_version_is_told(client):
     assert (await client.get("/version")).json()["version"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (AuthenticationError("x"), 401, "invalid_api_key"),
+        (RequestTimeoutError("x"), 408, "request_timeout"),
+        (RequestTooLargeError("x"), 413, "request_too_large"),
+        (QueueFullError("x"), 429, "queue_full"),
+        (QueueTimeoutError(), 503, "queue_timeout"),
+        (ServerStoppingError(), 503, "server_stopping"),
+        (EngineFailedError("x"), 500, "engine_error"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_every_error_has_its_status_and_a_stable_code(
+    client, engine, error, status, code, stream
+):
+    engine.error = error
+    response = await client.post("/v1/completions", json={"prompt": "Hi", "stream": stream})
+    assert_is_envelope(response, status)
+    assert response.json()["error"]["code"] == code
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+
+
+async def test_a_clients_mistake_is_the_clients_exception(app):
+    """vllm#12886: an error that the openai client could not read."""
+    transport = httpx.ASGITransport(app=app)
+    http_client = httpx.AsyncClient(transport=transport, base_url="http://tandem")
+    client = AsyncOpenAI(base_url="http://tandem/v1", api_key="none", http_client=http_client)
+    with pytest.raises(BadRequestError) as caught:
+        await client.completions.create(model="tiny", prompt="Hi", temperature=9)
+    assert (caught.value.param, caught.value.code) == ("temperature", "invalid_value")
+    with pytest.raises(NotFoundError) as not_found:
+        await client.completions.create(model="other", prompt="Hi")
+    assert not_found.value.code == "model_not_found"
+
+
+def test_a_message_is_never_long():
+    assert len(InvalidRequestError("x" * 10_000).message) == 500
+
+
+async def test_unknown_paths_add_no_series(client, metrics):
+    """sglang#31193, dstack#3455, artifact-keeper#2220."""
+    before = metrics.render().count(b"\n")
+    for number in range(1000):
+        await client.get(f"/nowhere/{number}")
+    assert metrics.render().count(b"\n") == before

@@ -1,40 +1,106 @@
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
 import uvicorn
 
-from app.engine_process import EngineProcess
-from app.server import HttpServer, bind_socket
+from app.dispatch.engine_process import EngineProcess
+from app.http.http_server import HttpServer
+from app.server import bind_socket
 from engine.config import EngineConfig
+from engine.messages import STEP_FILE_NAME
+
+MakeServer = Callable[[float], HttpServer]
 
 
 @pytest.fixture
-def deadlines() -> list[str]:
+def calls() -> list[str]:
     return []
 
 
 @pytest.fixture
-def server(deadlines) -> HttpServer:
-    return HttpServer(
-        uvicorn.Config("unused"),
-        drain_seconds=1000,
-        on_deadline=lambda: deadlines.append("reached"),
-    )
+def make_server(calls) -> MakeServer:
+    def make(drain_seconds: float) -> HttpServer:
+        return HttpServer(
+            uvicorn.Config("unused"),
+            drain_seconds=drain_seconds,
+            on_drain=lambda: calls.append("drain"),
+            on_deadline=lambda: calls.append("deadline"),
+        )
+
+    return make
 
 
-async def test_the_first_signal_lets_requests_finish(server, deadlines):
+@pytest.fixture
+def server(make_server) -> HttpServer:
+    return make_server(1000)
+
+
+@pytest.fixture
+async def request_task(server) -> AsyncIterator[asyncio.Task[None]]:
+    """A request that is being answered until the test sees to it."""
+    task = asyncio.create_task(asyncio.Event().wait())
+    server.server_state.tasks.add(task)
+    yield task
+    task.cancel()
+
+
+async def turns_of_the_loop() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_an_idle_server_exits_at_the_first_signal(server, calls):
+    server.request_exit()
+    await turns_of_the_loop()
+    assert server.should_exit
+    assert calls == ["drain", "deadline"]
+
+
+@pytest.mark.usefixtures("request_task")
+async def test_the_socket_stays_open_while_a_request_is_answered(server, calls):
+    server.request_exit()
+    await turns_of_the_loop()
+    assert not server.should_exit
+    assert calls == ["drain"]
+
+
+async def test_the_server_exits_when_its_requests_are_answered_whatever_came_since(
+    server, request_task
+):
+    server.request_exit()
+    await turns_of_the_loop()
+    refused_later = asyncio.create_task(asyncio.Event().wait())
+    server.server_state.tasks.add(refused_later)
+    request_task.cancel()
+    await turns_of_the_loop()
+    assert server.should_exit
+    refused_later.cancel()
+
+
+@pytest.mark.usefixtures("request_task")
+async def test_the_second_signal_ends_the_patience(server, calls):
+    server.request_exit()
     server.request_exit()
     assert server.should_exit
-    assert deadlines == []
+    assert calls == ["drain", "deadline"]
 
 
-async def test_the_second_signal_ends_the_patience(server, deadlines):
+async def test_a_request_that_is_never_done_is_waited_for_until_the_deadline(make_server, calls):
+    server = make_server(0.01)
+    task = asyncio.create_task(asyncio.Event().wait())
+    server.server_state.tasks.add(task)
     server.request_exit()
-    server.request_exit()
-    assert deadlines == ["reached"]
+    await turns_of_the_loop()
+    assert calls == ["drain"]
+    await asyncio.wait([server.drainer])
+    assert calls == ["drain", "deadline"]
+    assert server.should_exit
+    task.cancel()
 
 
 def test_an_address_in_use_is_an_error():
@@ -53,3 +119,12 @@ def test_the_engine_finds_its_configuration_in_a_private_folder():
     finally:
         process.remove_folder()
     assert not process.folder.exists()
+
+
+@pytest.mark.parametrize("record", [None, b"", bytes(64)], ids=["no file", "empty", "no step"])
+def test_an_engine_that_was_in_no_step_blames_nobody(record):
+    process = EngineProcess(EngineConfig(model_path="/model"))
+    if record is not None:
+        process.folder.joinpath(STEP_FILE_NAME).write_bytes(record)
+    assert process.running_request_ids() == []
+    process.remove_folder()

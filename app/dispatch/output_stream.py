@@ -1,0 +1,65 @@
+"""The outputs of one HTTP call's engine requests, between the engine's pace and the reader's.
+
+Its size is bounded by what the requests may generate. A slow reader finds all that came at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from app.errors import TandemError
+from engine.messages import RequestOutput
+
+
+class OutputStream:
+    """Written by the engine client, read by one coroutine; `abort` hears of what is not wanted.
+
+    `is_started`: at least one of the requests has left the queue.
+    """
+
+    def __init__(self, request_ids: Iterable[str], abort: Callable[[str], None]) -> None:
+        self.is_started = False
+        self._unfinished = set(request_ids)
+        self._abort = abort
+        self._outputs: list[RequestOutput] = []
+        self._error: TandemError | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        if output.request_id not in self._unfinished:
+            return
+        if output.finish_reason is not None:
+            self._unfinished.discard(output.request_id)
+        self._outputs.append(output)
+        self._changed.set()
+
+    def fail(self, error: TandemError) -> None:
+        """Nothing more comes, since the requests were given up; they are aborted."""
+        self.close()
+        self._error = error
+        self._changed.set()
+
+    async def get(self, timeout: float | None = None) -> list[RequestOutput]:
+        """What came since the last call; empty after `timeout` seconds, or when all is said."""
+        if not self._outputs and self._unfinished:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout)
+            except asyncio.TimeoutError:
+                return []
+        outputs, self._outputs = self._outputs, []
+        if not outputs and self._error is not None:
+            raise self._error
+        return outputs
+
+    def abort(self, request_id: str) -> None:
+        """Do without the rest of one request."""
+        if request_id in self._unfinished:
+            self._unfinished.discard(request_id)
+            self._abort(request_id)
+
+    def close(self) -> None:
+        """Do without the rest of all requests."""
+        for request_id in list(self._unfinished):
+            self.abort(request_id)

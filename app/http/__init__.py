@@ -1,0 +1,1 @@
+"""HTTP itself: connections, limits, keys and logs, streams of events, errors at the edge."""
