@@ -4,12 +4,14 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+CLIENTS := .venv-clients/bin
+CLIENTS_INSTALLED := .venv-clients/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check bench fmt clean
+.PHONY: help install serve test soak test-clients check bench fmt clean
 
 help: ## Print this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Build .venv with Tandem and the tools in the pinned versions
 
@@ -18,6 +20,12 @@ serve: $(INSTALLED) ## Serve the default model on this machine; flags go in ARGS
 
 test: $(INSTALLED) ## Run the tests; a selection goes in ARGS="..."
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: $(INSTALLED) ## Ten minutes of mixed load, aborts and slow readers
+	TANDEM_SOAK_SECONDS=600 $(BIN)/python -m pytest tests/e2e/test_soak.py
+
+test-clients: $(CLIENTS_INSTALLED) ## Test with langchain, litellm, lm-eval and nginx (needs the package nginx, Python 3.11)
+	$(CLIENTS)/python -m pytest -o norecursedirs='.*' -W default tests/clients
 
 check: $(INSTALLED) ## Lint, formatting and types
 	$(BIN)/ruff check .
@@ -32,7 +40,7 @@ fmt: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and all caches of the tools
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-clients .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) is not installed: Tandem needs Python 3.10 or newer (make PYTHON=... names another one)"; exit 1; }
@@ -40,4 +48,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) has no venv: install it (on Debian and Ubuntu the package python3-venv)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(CLIENTS_INSTALLED): pyproject.toml constraints.txt tests/clients/constraints.txt
+	$(PYTHON) -m venv .venv-clients
+	$(CLIENTS)/python -m pip install --disable-pip-version-check \
+	  -c constraints.txt -c tests/clients/constraints.txt -e ".[dev,clients]"
 	@touch $@
