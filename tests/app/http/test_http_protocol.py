@@ -223,6 +223,17 @@ async def test_a_body_that_never_ends_is_a_408_of_the_application(impatient_port
     writer.close()
 
 
+async def test_no_token_waits_for_the_receipt_of_the_one_before(app):
+    async with running(app) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET)
+        await read_response(reader)
+        [protocol] = server.server_state.connections
+        connection = protocol.transport.get_extra_info("socket")
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+
+
 async def test_requests_in_a_row_share_a_connection(port):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(3):
