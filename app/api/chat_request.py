@@ -17,7 +17,10 @@ OTHER_PARTS = frozenset(
 
 
 class ChatMessage(Body):
-    """`content` may be missing from an assistant's message only, where it stands for no text."""
+    """`content` may be missing from an assistant's message only, where it stands for no text.
+
+    `parsed` is what OpenAI's client adds to an answer; it may come back with it, and is not read.
+    """
 
     role: str = Field(min_length=1, max_length=64)
     content: str | list[TextPart] = ""
@@ -25,6 +28,7 @@ class ChatMessage(Body):
     tool_call_id: str | None = None
     tool_calls: list[Any] = []
     annotations: list[Any] = []
+    parsed: Any = None
 
     @model_validator(mode="before")
     @classmethod

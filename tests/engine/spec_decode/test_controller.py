@@ -85,6 +85,7 @@ def test_after_a_collapse_only_a_short_draft_is_tried_now_and_then() -> None:
 
 
 def test_drafting_recovers_from_200_wrong_drafts() -> None:
+    """vllm#49548 (89): a draft length that has collapsed stays so."""
     controller, request = make_controller(), make_request()
     for _ in range(200):
         controller.observe(request, "suffix", num_draft_tokens=4, num_accepted_tokens=0)
