@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
 import sys
@@ -12,6 +13,7 @@ from tests.e2e.soak import Soak
 
 SECONDS = float(os.environ.get("TANDEM_SOAK_SECONDS", "60"))
 MAX_MEMORY_GROWTH = 0.02
+IDLE_SECONDS = 60
 
 
 async def test_a_soak_leaves_no_request_and_no_memory_behind(server, capsys):
@@ -20,11 +22,9 @@ async def test_a_soak_leaves_no_request_and_no_memory_behind(server, capsys):
     The latter with a connection that is idle all the while.
     """
     soak = Soak(server, SECONDS)
+    before = server.metrics()
     with closing(http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)) as idle:
-        local_address = ask(idle)
-        before = server.metrics()
-        await soak.run()
-        assert ask(idle) == local_address
+        await run_beside(soak, idle)
     after = server.wait_until_idle()
     with capsys.disabled():
         sys.stdout.write(f"\n{soak.table()}\n")
@@ -35,6 +35,16 @@ async def test_a_soak_leaves_no_request_and_no_memory_behind(server, capsys):
     error = 'tandem_requests_total{finish_reason="error"}'
     assert after[error] == before[error]
     assert max(soak.memory_growth) <= MAX_MEMORY_GROWTH
+
+
+async def run_beside(soak: Soak, idle: http.client.HTTPConnection) -> None:
+    """The connection stays open, for as long as load balancers leave one idle."""
+    local_address = ask(idle)
+    running = asyncio.create_task(soak.run())
+    while not running.done():
+        await asyncio.wait([running], timeout=IDLE_SECONDS)
+        assert ask(idle) == local_address
+    running.result()
 
 
 def ask(connection: http.client.HTTPConnection) -> tuple[str, int]:
