@@ -199,12 +199,10 @@ def send(socket: zmq.Socket[bytes], message: EngineMessage) -> None:
     socket.send(msgspec.msgpack.encode(message))
 
 
-def run_engine(folder: Path, build: BuildCore) -> int:
+def run_engine(config: EngineConfig, address: str, recorder: StepRecorder, build: BuildCore) -> int:
     """Load, serve, and say why if it ends in an error. Returns the exit status."""
-    recorder = StepRecorder(folder)
-    config = msgspec.json.decode((folder / "engine.json").read_bytes(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.connect(f"ipc://{folder / 'engine.sock'}")
+        socket.connect(address)
         try:
             core, ready = build(config, partial(RecordedModelRunner, recorder=recorder))
             send(socket, ready)
@@ -232,9 +230,12 @@ def main(build: BuildCore = build_core) -> None:
     # Ctrl-C in a terminal is for the front end, which then tells the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = Path(sys.argv[1])
+    # The thread may remove the folder at any time, and could not while files are made in it.
+    config = msgspec.json.decode((folder / "engine.json").read_bytes(), type=EngineConfig)
+    recorder = StepRecorder(folder)
     threading.Thread(target=_exit_with_front_end, args=(folder,), daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    sys.exit(run_engine(folder, build))
+    sys.exit(run_engine(config, f"ipc://{folder / 'engine.sock'}", recorder, build))
 
 
 if __name__ == "__main__":

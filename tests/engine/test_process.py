@@ -29,6 +29,17 @@ from engine.messages import (
 )
 
 DEADLINE_SECONDS = 60
+# Engines that start when their front end has already gone, one after the other, each in a fork that
+# spares it the imports.
+START_ORPHANS = """
+import os, sys, threading, engine.process
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+for folder in sys.argv[1:]:
+    if (pid := os.fork()) == 0:
+        sys.argv = ["engine", folder]
+        engine.process.main(lambda *_: threading.Event().wait())
+    os.waitpid(pid, 0)
+"""
 
 
 class RunningEngine:
@@ -133,3 +144,13 @@ def test_it_ends_with_the_front_end_and_cleans_up_behind_it(start, deed):
     engine.process.stdin.close()
     assert engine.process.wait(DEADLINE_SECONDS) == 1
     assert not engine.folder.exists()
+
+
+def test_an_engine_that_starts_without_its_front_end_leaves_nothing(tmp_path):
+    """It makes no file in the folder that its other thread is removing."""
+    folders = [tmp_path / str(i) for i in range(200)]
+    for folder in folders:
+        folder.mkdir()
+        folder.joinpath("engine.json").write_bytes(msgspec.json.encode(EngineConfig(model_path="")))
+    subprocess.run([sys.executable, "-c", START_ORPHANS, *map(str, folders)], check=True)
+    assert not list(tmp_path.iterdir())
