@@ -8,7 +8,7 @@ CLIENTS := .venv-clients/bin
 CLIENTS_INSTALLED := .venv-clients/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak test-clients check bench fmt clean
+.PHONY: help install serve test soak test-clients check bench bench-step bench-front-end fmt clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -32,8 +32,14 @@ check: $(INSTALLED) ## Lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(INSTALLED) ## Measure tokens/s with speculation off and on; server flags go in ARGS="..."
-	@$(BIN)/tandem bench --prompts tests/data/prompts.jsonl -- $(ARGS)
+bench: $(INSTALLED) ## Measure what speculation does; flags go in ARGS="...", the server's behind --
+	@$(BIN)/tandem bench $(ARGS)
+
+bench-step: $(INSTALLED) ## Print step times over rows and widths beside the memory floor
+	@$(BIN)/python -m tests.benchmarks.step $(ARGS)
+
+bench-front-end: $(INSTALLED) ## Print what the front end alone carries, on one core
+	@$(BIN)/python -m tests.benchmarks.front_end $(ARGS)
 
 fmt: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -17,7 +17,16 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, Settin
 
 from app.http.api_key_file import check_api_key, read_api_keys
 from app.model_source import DEFAULT_MODEL, default_cache_dir
-from engine.config import DType, EngineConfig, SpeculativeConfig, SpeculativeMethod
+from engine.config import (
+    DType,
+    EngineConfig,
+    KernelKind,
+    Quantization,
+    SpeculativeConfig,
+    SpeculativeMethod,
+)
+
+MAX_SPECULATIVE_TOKENS = 31
 
 
 class SpeculativeSettings(BaseModel):
@@ -131,6 +140,13 @@ class Settings(BaseSettings):
         int, Field(ge=0, le=1000, description="most logprobs that a request may ask for")
     ] = 20
     max_num_stop_strings: Annotated[
+    quantization: Annotated[
+        Quantization | None, Field(description="int8 halves the weights again: faster, less exact")
+    ] = None
+    kernels: Annotated[
+        KernelKind,
+        Field(description="auto takes Tandem's own kernels where they were built, torch none"),
+    ] = "auto"
         int, Field(ge=1, description="most stop strings that a request may have")
     ] = 16
     api_key: Annotated[
@@ -232,6 +248,8 @@ def parse_settings(arguments: list[str]) -> Settings:
         raise WrongSettingsError("\n".join(lines)) from error
     except SettingsError as error:
         message = str(error).removeprefix("error parsing CLI: ")
+            quantization=self.quantization,
+            kernels=self.kernels,
         if "speculative_config" in message:
             message = "--speculative-config (TANDEM_SPECULATIVE_CONFIG): this is not valid JSON"
         raise WrongSettingsError(message) from error

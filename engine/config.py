@@ -10,7 +10,9 @@ from typing import Literal
 import msgspec
 
 DType = Literal["auto", "bfloat16", "float32"]
-SpeculativeMethod = Literal["none", "suffix", "draft_model", "suffix_and_draft_model"]
+KernelKind = Literal["auto", "torch"]
+Quantization = Literal["int8"]
+SpeculativeMethod = Literal["none", "suffix", "draft_model", "suffix_and_draft_model", "synthetic"]
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_num_batched_tokens: int = 128
     max_consecutive_prefills: int = 1
+    quantization: Quantization | None = None
+    kernels: KernelKind = "auto"
     max_consecutive_decodes: int = 1
     enable_prefix_caching: bool = True
     num_threads: int | None = None

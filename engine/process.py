@@ -136,6 +136,8 @@ def _load(model_path: str, config: EngineConfig) -> Backend:
     )
     backend.warmup()
     return backend
+        quantization=config.quantization,
+        kernels=config.kernels,
 
 
 def _measure_steps(backend: Backend, cost: StepCost) -> None:

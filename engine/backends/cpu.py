@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from engine.backends.base import ForwardRow, ModelInfo
-from engine.backends.packed_linear import PackedLinear, PlainLinear, supports_packing
+from engine.backends.cpu_kernels import CpuKernels
+from engine.backends.packed_linear import supports_packing
 from engine.backends.row_tiling import REFERENCE_COUNT, RowTiling
-from engine.backends.slot_attention import SlotAttention
-from engine.config import DType
+from engine.config import DType, KernelKind, Quantization
 from engine.models.config import ModelConfig, ModelError
 from engine.models.decoder import Decoder
 from engine.models.weights import Weights
@@ -24,7 +24,7 @@ _CANDIDATE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 32, 64, 128)
 _MIN_PROBE_ROWS = 128
 _MIN_PROBE_VALUES = 2**16
 _PROBE_LAYERS = 2
-_WIDTHS = (1, 2, 4, 6, 8, 12, 16)
+_WIDTHS = (1, 2, 4, 6, 8, 12, 16, 32, 64, 128)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
@@ -38,23 +38,26 @@ class CpuBackend:
         dtype: DType = "auto",
         num_slots: int = 8,
         max_model_len: int | None = None,
+        quantization: Quantization | None = None,
+        kernels: KernelKind = "auto",
     ) -> None:
         config = ModelConfig.from_folder(model_path)
         self._dtype = resolve_dtype(dtype)
         self._tiling = RowTiling()
         max_positions = _context_length(config, max_model_len)
         _check_memory(config, num_slots * max_positions, self._dtype)
-        linear = PackedLinear if supports_packing(self._dtype) else PlainLinear
+        chosen = CpuKernels(kernels, self._dtype)
         with torch.inference_mode(), Weights(model_path) as weights:
             self._decoder = Decoder(
                 config,
                 weights,
-                linear=linear,
+                linear=chosen.linear(quantization),
                 dtype=self._dtype,
                 max_positions=max_positions,
+                norm=chosen.norm(),
             )
-            self._attention = SlotAttention(
-                config, num_slots=num_slots, max_positions=max_positions, dtype=self._dtype
+            self._attention = chosen.attention(
+                config, num_slots=num_slots, max_positions=max_positions
             )
         self.info = ModelInfo(
             vocab_size=config.vocab_size,

@@ -80,8 +80,8 @@ class SlotAttention:
         self._max_positions = self._lengths.whole_blocks(max_positions)
         shape = (num_slots + 1, self._max_positions, config.num_kv_heads, config.head_dim)
         self._trash_index = num_slots * self._max_positions
-        self._keys = [_untouched_zeros(shape, dtype) for _ in range(config.num_layers)]
-        self._values = [_untouched_zeros(shape, dtype) for _ in range(config.num_layers)]
+        self._keys = [untouched_zeros(shape, dtype) for _ in range(config.num_layers)]
+        self._values = [untouched_zeros(shape, dtype) for _ in range(config.num_layers)]
         self._plan = _Plan(torch.empty(0, dtype=torch.long), ())
 
     def plan(self, rows: Sequence[ForwardRow], num_padded_tokens: int) -> None:
@@ -151,7 +151,7 @@ class SlotAttention:
         return _Call(run, offset, width, kv_length, mask)
 
 
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that take memory only where they are written to, unlike torch's own."""
     buffer = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(buffer, dtype=dtype).view(shape)

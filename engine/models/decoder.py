@@ -56,7 +56,13 @@ class Weights(Protocol):
         ...
 
 
+# `norm(x, weight, epsilon)`, over the last dimension.
+Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, epsilon)
 
 
 class Decoder(nn.Module):
@@ -74,14 +80,16 @@ class Decoder(nn.Module):
         linear: LinearFactory,
         dtype: torch.dtype,
         max_positions: int,
+        norm: Norm = rms_norm,
     ) -> None:
         super().__init__()
         self.config = config
+        self._norm = norm
         vocab_shape = (config.vocab_size, config.hidden_size)
         embedding = weights.expect("model.embed_tokens.weight", vocab_shape).to(dtype)
         self.register_buffer("embedding", embedding)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, index, weights, linear=linear, dtype=dtype)
+            DecoderLayer(config, index, weights, linear=linear, norm=norm, dtype=dtype)
             for index in range(config.num_layers)
         )
         self.register_buffer(
@@ -108,7 +116,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_tokens, hidden_size]` to float32 `[num_tokens, vocab_size]`."""
-        hidden = F.rms_norm(hidden, (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
+        hidden = self._norm(hidden, self.norm, self.config.rms_norm_eps)
         logits: torch.Tensor = self.head(hidden).float()
         return logits
 
@@ -132,11 +140,13 @@ class DecoderLayer(nn.Module):
         weights: Weights,
         *,
         linear: LinearFactory,
+        norm: Norm,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.config = config
         self.index = index
+        self._rms_norm = norm
         source = _LayerWeights(config, index, weights, dtype)
         self.qkv = linear(*source.qkv())
         self.output = linear(*source.output())
@@ -176,7 +186,7 @@ class DecoderLayer(nn.Module):
         return self.down.add(self.up.mul(normed, self.gate.silu(normed)), hidden)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        return self._rms_norm(x, weight, self.config.rms_norm_eps)
 
     def _rotate(self, qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotary embedding; the sign of the rotated half is already in `sin`."""

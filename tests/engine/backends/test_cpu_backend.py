@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +33,20 @@ def row(slot: int, start: int, count: int, *, num_logits: int | None = None) -> 
     return ForwardRow(slot, start, token_ids, count if num_logits is None else num_logits)
 
 
-def load(folder: Path, dtype: str) -> CpuBackend:
-    backend = CpuBackend(folder, dtype=dtype, num_slots=NUM_SLOTS, max_model_len=MAX_MODEL_LEN)
+# Ways to compute; where our own kernels are not built, the last two are the first two again.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "float32-torch": {"dtype": "float32", "kernels": "torch"},
+    "bfloat16-torch": {"dtype": "bfloat16", "kernels": "torch"},
+}
+
+
+def load(folder: Path, options: str) -> CpuBackend:
+    backend = CpuBackend(
+        folder, num_slots=NUM_SLOTS, max_model_len=MAX_MODEL_LEN, **OPTIONS[options]
+    )
     backend.warmup()
     return backend
 
@@ -53,14 +66,16 @@ class Case:
         return torch.cat([self.reference[start : start + count] for start, count in spans])
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def dtype(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module", params=OPTIONS)
+def options(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def case(request: pytest.FixtureRequest, tiny_model_dir: Callable[[str], Path], dtype: str) -> Case:
-    return Case(load(tiny_model_dir(request.param), dtype))
+def case(
+    request: pytest.FixtureRequest, tiny_model_dir: Callable[[str], Path], options: str
+) -> Case:
+    return Case(load(tiny_model_dir(request.param), options))
 
 
 def test_every_width_at_any_offset_keeps_the_bits(case: Case) -> None:
@@ -139,23 +154,25 @@ def test_a_slot_used_by_another_text_before_leaves_no_trace(case: Case) -> None:
 
 
 def test_a_backend_loaded_again_computes_the_same_bits(
-    tiny_model_dir: Callable[[str], Path], dtype: str
+    tiny_model_dir: Callable[[str], Path], options: str
 ) -> None:
-    first, second = (Case(load(tiny_model_dir("llama"), dtype)) for _ in range(2))
+    first, second = (Case(load(tiny_model_dir("llama"), options)) for _ in range(2))
     assert torch.equal(first.reference, second.reference)
 
 
-def test_bits_are_kept_without_a_warmup(tiny_model_dir: Callable[[str], Path], dtype: str) -> None:
+def test_bits_are_kept_without_a_warmup(
+    tiny_model_dir: Callable[[str], Path], options: str
+) -> None:
     folder = tiny_model_dir("llama")
-    cold = CpuBackend(folder, dtype=dtype, num_slots=NUM_SLOTS, max_model_len=MAX_MODEL_LEN)
-    assert torch.equal(Case(cold).reference, Case(load(folder, dtype)).reference)
+    cold = CpuBackend(folder, num_slots=NUM_SLOTS, max_model_len=MAX_MODEL_LEN, **OPTIONS[options])
+    assert torch.equal(Case(cold).reference, Case(load(folder, options)).reference)
 
 
-def test_info_describes_the_model(tiny_model_dir: Callable[[str], Path], dtype: str) -> None:
+def test_info_describes_the_model(tiny_model_dir: Callable[[str], Path], options: str) -> None:
     folder = tiny_model_dir("llama")
-    info = CpuBackend(folder, dtype=dtype, num_slots=3).info
+    info = CpuBackend(folder, num_slots=3, **OPTIONS[options]).info
     assert (info.vocab_size, info.max_model_len, info.num_slots) == (VOCAB_SIZE, 256, 3)
-    assert info.dtype == dtype
+    assert info.dtype == OPTIONS[options]["dtype"]
 
 
 def test_a_context_above_the_models_own_is_refused(tiny_model_dir):

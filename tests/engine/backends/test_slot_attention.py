@@ -1,4 +1,5 @@
-"""Attention over KV slots: right values, and the same bits however a text is cut and batched."""
+"""Attention over KV slots, PyTorch's and our own kernel's: right values, and the same bits however
+a text is cut and batched."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from engine.backends.base import ForwardRow
+from engine.backends.native_attention import NativeSlotAttention
+from engine.backends.native_library import load_native_library
 from engine.backends.slot_attention import SlotAttention
 from engine.models.config import ModelConfig, RopeConfig
 
@@ -47,6 +50,7 @@ CONFIGS = {
     "no-groups": model_config(3, 3),
     "window-9": model_config(6, 2, window=9),
     "window-600": model_config(4, 1, window=600),
+    "heads-of-80": dataclasses.replace(model_config(7, 1), head_dim=80),
 }
 
 
@@ -63,18 +67,28 @@ class Text:
         self.value = torch.randn(kv_shape, generator=generator).to(dtype)
 
 
+def make_attention(
+    config: ModelConfig, dtype: torch.dtype, kernel: str
+) -> SlotAttention | NativeSlotAttention:
+    sizes = {"num_slots": NUM_SLOTS, "max_positions": MAX_POSITIONS, "dtype": dtype}
+    if kernel == "torch":
+        return SlotAttention(config, **sizes)
+    library = load_native_library()
+    if library is None:
+        pytest.skip("the kernel was not built here, or this processor has no AVX-512")
+    return NativeSlotAttention(config, library, **sizes)
+
+
 Part = tuple[int, Text, int, int]  # slot, text, start position, number of tokens
 
 
 class Case:
-    """A probed attention and one text, with what each of its positions attends to alone."""
+    """An attention and one text, with what each of its positions attends to alone."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, kernel: str) -> None:
         self.config = config
         self.text = Text(config, dtype)
-        self.attention = SlotAttention(
-            config, num_slots=NUM_SLOTS, max_positions=MAX_POSITIONS, dtype=dtype
-        )
+        self.attention = make_attention(config, dtype, kernel)
         self._filled: set[int] = set()
         self.reference = self.run((0, self.text, 0, MAX_POSITIONS))
 
@@ -113,9 +127,14 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
+@pytest.fixture(scope="module", params=["torch", "native"])
+def kernel(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module", params=CONFIGS)
-def case(request: pytest.FixtureRequest, dtype: torch.dtype) -> Case:
-    return Case(CONFIGS[request.param], dtype)
+def case(request: pytest.FixtureRequest, dtype: torch.dtype, kernel: str) -> Case:
+    return Case(CONFIGS[request.param], dtype, kernel)
 
 
 def naive(config: ModelConfig, text: Text, position: int) -> torch.Tensor:
@@ -215,7 +234,8 @@ def test_a_copied_prefix_attends_like_a_computed_one(case: Case, num_tokens: int
     assert torch.equal(part, case.expected((num_tokens, 5)))
 
 
-def test_a_window_as_long_as_the_text_is_no_window(dtype: torch.dtype) -> None:
+def test_a_window_as_long_as_the_text_is_no_window(dtype: torch.dtype, kernel: str) -> None:
     config = CONFIGS["grouped"]
     windowed = dataclasses.replace(config, sliding_window=MAX_POSITIONS)
-    assert torch.equal(Case(config, dtype).reference, Case(windowed, dtype).reference)
+    cases = [Case(each, dtype, kernel) for each in (config, windowed)]
+    assert torch.equal(cases[0].reference, cases[1].reference)

@@ -1,0 +1,71 @@
+// Root mean square norms of rows, for x86 processors with AVX-512: one pass to sum, one to scale,
+// rounded once. A row's bits depend on that row only.
+
+#include <cmath>
+#include <cstdint>
+
+#include <immintrin.h>
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma")
+
+namespace {
+
+constexpr int LANES = 16;
+// Fewer are done before another thread has woken up.
+constexpr int MIN_ROWS_FOR_THREADS = 32;
+
+using bfloat16 = uint16_t;
+
+inline __m512 load(const float* p, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, p); }
+
+inline __m512 load(const bfloat16* p, __mmask16 mask) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+inline void store(float* p, __m512 x, __mmask16 mask) { _mm512_mask_storeu_ps(p, mask, x); }
+
+// Rounds to the nearest, ties to even, as torch does.
+inline void store(bfloat16* p, __m512 x, __mmask16 mask) {
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    _mm256_mask_storeu_epi16(p, mask, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+}
+
+inline __mmask16 lanes(int num) { return num >= LANES ? 0xffff : (1u << num) - 1; }
+
+template <typename T>
+void norm_row(const T* x, const T* weight, int size, float epsilon, T* output) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int i = 0; i < size; i += LANES) {
+        __m512 value = load(x + i, lanes(size - i));
+        sum = _mm512_fmadd_ps(value, value, sum);
+    }
+    const float mean = _mm512_reduce_add_ps(sum) / float(size);
+    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + epsilon));
+    for (int i = 0; i < size; i += LANES) {
+        const __mmask16 mask = lanes(size - i);
+        __m512 scaled = _mm512_mul_ps(load(x + i, mask), scale);
+        store(output + i, _mm512_mul_ps(scaled, load(weight + i, mask)), mask);
+    }
+}
+
+template <typename T>
+void norm(const T* x, const T* weight, int num_rows, int size, float epsilon, T* output) {
+#pragma omp parallel for schedule(static) if (num_rows >= MIN_ROWS_FOR_THREADS)
+    for (int row = 0; row < num_rows; ++row)
+        norm_row(x + int64_t(row) * size, weight, size, epsilon, output + int64_t(row) * size);
+}
+
+}  // namespace
+
+// `x` is contiguous, [num_rows, size].
+extern "C" void tandem_rms_norm(int is_bfloat16, const void* x, const void* weight, int num_rows,
+                                int size, float epsilon, void* output) {
+    if (is_bfloat16)
+        norm(static_cast<const bfloat16*>(x), static_cast<const bfloat16*>(weight), num_rows, size,
+             epsilon, static_cast<bfloat16*>(output));
+    else
+        norm(static_cast<const float*>(x), static_cast<const float*>(weight), num_rows, size,
+             epsilon, static_cast<float*>(output));
+}
