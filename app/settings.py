@@ -34,20 +34,29 @@ class SpeculativeSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Literal["suffix", "ngram", "draft_model", "none"] | None = None
+    method: Literal["suffix", "ngram", "draft_model", "synthetic", "none"] | None = None
     model: str | None = None
-    num_speculative_tokens: int = Field(default=15, ge=1, le=15)
-    prompt_lookup_min: int = Field(default=2, ge=1)
+    num_speculative_tokens: int = Field(
+        default=MAX_SPECULATIVE_TOKENS, ge=1, le=MAX_SPECULATIVE_TOKENS
+    )
+    prompt_lookup_min: int = Field(default=1, ge=1)
     prompt_lookup_max: int = Field(default=16, ge=1)
+    acceptance_rates: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
+        default=(), max_length=MAX_SPECULATIVE_TOKENS
+    )
 
     @model_validator(mode="after")
     def check_combination(self) -> "SpeculativeSettings":
         if self.method == "draft_model" and self.model is None:
             raise ValueError('method "draft_model" needs "model"')
-        if self.method in ("suffix", "ngram", "none") and self.model is not None:
+        if self.method in ("suffix", "ngram", "synthetic", "none") and self.model is not None:
             raise ValueError(f'"model" has no use with method "{self.method}"')
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not be above prompt_lookup_max")
+        if bool(self.acceptance_rates) != (self.method == "synthetic"):
+            raise ValueError('"acceptance_rates" and the method "synthetic" need each other')
+        if sorted(self.acceptance_rates, reverse=True) != list(self.acceptance_rates):
+            raise ValueError("acceptance_rates must not rise: a token counts after those before")
         return self
 
     @property
@@ -63,6 +72,7 @@ class SpeculativeSettings(BaseModel):
             draft_model_path=str(draft_model_path) if draft_model_path else None,
             prompt_lookup_min=self.prompt_lookup_min,
             prompt_lookup_max=self.prompt_lookup_max,
+            acceptance_rates=self.acceptance_rates,
         )
 
 
@@ -121,10 +131,20 @@ class Settings(BaseSettings):
         int, Field(ge=1, description="prompt tokens that one step reads")
     ] = 128
     dtype: Annotated[DType, Field(description="auto takes bfloat16 where it is fast")] = "auto"
+    quantization: Annotated[
+        Quantization | None, Field(description="int8 halves the weights again: faster, less exact")
+    ] = None
+    kernels: Annotated[
+        KernelKind,
+        Field(description="auto takes Tandem's own kernels where they were built, torch none"),
+    ] = "auto"
     device: Annotated[Literal["cpu"], Field(description="where the model runs")] = "cpu"
     speculative_config: Annotated[
         SpeculativeSettings,
-        Field(description='JSON, e.g. {"method": "none"} or {"model": "draft/model"}'),
+        Field(
+            description='JSON, e.g. {"method": "none"} or {"model": "draft/model"}; '
+            '{"method": "synthetic", "acceptance_rates": [0.8, 0.6]} is for capacity tests only'
+        ),
     ] = Field(default_factory=SpeculativeSettings)
     enable_prefix_caching: Annotated[
         bool, Field(description="start behind a prompt's beginning that is still in a slot")
@@ -140,13 +160,6 @@ class Settings(BaseSettings):
         int, Field(ge=0, le=1000, description="most logprobs that a request may ask for")
     ] = 20
     max_num_stop_strings: Annotated[
-    quantization: Annotated[
-        Quantization | None, Field(description="int8 halves the weights again: faster, less exact")
-    ] = None
-    kernels: Annotated[
-        KernelKind,
-        Field(description="auto takes Tandem's own kernels where they were built, torch none"),
-    ] = "auto"
         int, Field(ge=1, description="most stop strings that a request may have")
     ] = 16
     api_key: Annotated[
@@ -226,6 +239,8 @@ class Settings(BaseSettings):
             model_path=str(model_path),
             device=self.device,
             dtype=self.dtype,
+            quantization=self.quantization,
+            kernels=self.kernels,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -248,8 +263,6 @@ def parse_settings(arguments: list[str]) -> Settings:
         raise WrongSettingsError("\n".join(lines)) from error
     except SettingsError as error:
         message = str(error).removeprefix("error parsing CLI: ")
-            quantization=self.quantization,
-            kernels=self.kernels,
         if "speculative_config" in message:
             message = "--speculative-config (TANDEM_SPECULATIVE_CONFIG): this is not valid JSON"
         raise WrongSettingsError(message) from error

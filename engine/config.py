@@ -16,14 +16,18 @@ SpeculativeMethod = Literal["none", "suffix", "draft_model", "suffix_and_draft_m
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How drafts are made. `num_speculative_tokens` is the most that one step may propose."""
+    """How drafts are made. `num_speculative_tokens` is the most that one step may propose.
+
+    `acceptance_rates` are for the method "synthetic" alone: capacity tests.
+    """
 
     method: SpeculativeMethod = "suffix"
-    num_speculative_tokens: int = 15
+    num_speculative_tokens: int = 31
     draft_model_path: str | None = None
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = 1
     prompt_lookup_max: int = 16
     max_cached_tokens: int = 200_000
+    acceptance_rates: tuple[float, ...] = ()
 
 
 class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +50,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     device: Literal["cpu"] = "cpu"
     dtype: DType = "auto"
+    quantization: Quantization | None = None
+    kernels: KernelKind = "auto"
     max_num_seqs: int = 8
     max_model_len: int | None = None
     max_num_batched_tokens: int = 128
     max_consecutive_prefills: int = 1
-    quantization: Quantization | None = None
-    kernels: KernelKind = "auto"
     max_consecutive_decodes: int = 1
     enable_prefix_caching: bool = True
     num_threads: int | None = None

@@ -12,7 +12,7 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 StepPhase = Literal["prefill", "decode"]
-DraftKind = Literal["prediction", "grammar", "suffix", "draft_model"]
+DraftKind = Literal["prediction", "grammar", "suffix", "draft_model", "synthetic"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

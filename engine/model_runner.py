@@ -70,7 +70,9 @@ class ModelRunner:
         drafted = time.perf_counter()
         rows = [_decode_row(request, drafts.get(request.request_id)) for request in requests]
         logits = self._forward(rows)
-        self._drafter.controller.cost.observe(_num_tokens(rows), time.perf_counter() - drafted)
+        self._drafter.controller.cost.observe(
+            _num_tokens(rows), time.perf_counter() - drafted, num_rows=len(rows)
+        )
         results = [
             self._verify(request, drafts.get(request.request_id), row_logits)
             for request, row_logits in zip(requests, logits, strict=True)
@@ -81,12 +83,7 @@ class ModelRunner:
         num_known_tokens = request.num_tokens
         draft_token_ids = draft.token_ids if draft else ()
         verified = verify(request, draft_token_ids, logits)
-        self._drafter.controller.observe(
-            request,
-            draft.kind if draft else None,
-            num_draft_tokens=len(draft_token_ids),
-            num_accepted_tokens=verified.num_accepted_tokens,
-        )
+        self._drafter.observe(request, verified.token_ids)
         num_computed_tokens = num_known_tokens + verified.num_accepted_tokens
         return RequestResult(request, num_computed_tokens, verified, draft)
 

@@ -31,7 +31,7 @@ class Request:
     request_id: str
     sampling_params: SamplingParams
     eos_token_ids: tuple[int, ...]
-    max_model_len: int
+    max_num_tokens: int
     num_prompt_tokens: int
     token_ids: list[int]
     history: TokenHistory
@@ -54,12 +54,14 @@ class Request:
     def from_message(
         cls, message: AddRequest, *, eos_token_ids: tuple[int, ...], max_model_len: int
     ) -> Request:
+        num_prompt_tokens = len(message.prompt_token_ids)
+        max_num_tokens = num_prompt_tokens + message.sampling_params.max_tokens
         return cls(
             request_id=message.request_id,
             sampling_params=message.sampling_params,
             eos_token_ids=eos_token_ids,
-            max_model_len=max_model_len,
-            num_prompt_tokens=len(message.prompt_token_ids),
+            max_num_tokens=min(max_num_tokens, max_model_len),
+            num_prompt_tokens=num_prompt_tokens,
             token_ids=[*message.prompt_token_ids, *message.output_token_ids],
             history=TokenHistory(message.prompt_token_ids, message.output_token_ids),
             prediction_token_ids=tuple(message.prediction_token_ids),
@@ -88,8 +90,7 @@ class Request:
     @property
     def num_remaining_tokens(self) -> int:
         """How many tokens may still be emitted."""
-        by_params = self.sampling_params.max_tokens - self.num_output_tokens
-        return min(by_params, self.max_model_len - self.num_tokens)
+        return self.max_num_tokens - len(self.token_ids)
 
     @property
     def max_draft_tokens(self) -> int:

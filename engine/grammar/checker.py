@@ -70,7 +70,7 @@ class GrammarChecker:
 
     def _text_tokens(self, state: GrammarState) -> npt.NDArray[np.int64]:
         started = time.process_time()
-        allowed = state.allowed_tokens()
+        allowed = state.token_mask().as_bools()
         if time.process_time() - started > _MAX_STEP_SECONDS:
             raise GrammarError("It is too complex: one token takes too long.")
         allowed[self._tokenizer.eos_tokens] = False

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
+
+from engine.grammar.token_mask import TokenMask
 
 MAX_ERROR_CHARS = 200
 
@@ -44,15 +44,14 @@ class GrammarState:
         self._matcher.consume_token(token_id)
         self._check()
 
-    def allowed_tokens(self) -> npt.NDArray[np.bool_]:  # [vocab_size]
+    def token_mask(self) -> TokenMask:
         """The tokens that may come next, EOS among them where the output is complete.
 
         Raises GrammarError where finding them costs too much.
         """
-        packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        packed = self._matcher.compute_bitmask()
         self._check()
-        bits = np.unpackbits(packed, count=self._tokenizer.vocab_size, bitorder="little")
-        return bits.view(np.bool_)
+        return TokenMask(packed, self._tokenizer.vocab_size)
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
         """How many of the tokens, from the first on, can follow."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.grammar.state import GrammarState
+from engine.grammar.token_mask import TokenMask
 from engine.messages import SamplingParams
 from engine.sampling.token_history import TokenHistory
 
@@ -21,13 +21,13 @@ def process_logits(
     params: SamplingParams,
     history: TokenHistory,
     eos_token_ids: tuple[int, ...],
-    grammar: GrammarState | None = None,
+    mask: TokenMask | None = None,
 ) -> Logits:
     """The logits to choose from; the input is not changed, and is returned if nothing applies.
 
-    What is forbidden is -inf, which may be everything. Raises GrammarError.
+    What is forbidden is -inf, which may be everything. `mask` is what a grammar allows.
     """
-    if grammar is None and not _changes_anything(params, history):
+    if mask is None and not changes_logits(params, history):
         return logits
     logits = logits.copy()
     _apply_penalties(logits, params, history)
@@ -36,14 +36,15 @@ def process_logits(
     _forbid(logits, params, history)
     if history.num_output_tokens < params.min_tokens:
         logits[[*eos_token_ids, *params.stop_token_ids]] = -np.inf
-    if grammar is not None:
-        logits[~grammar.allowed_tokens()] = -np.inf
+    if mask is not None:
+        mask.forbid_others(logits)
         if params.ignore_eos:
             logits[list(eos_token_ids)] = -np.inf
     return logits
 
 
-def _changes_anything(params: SamplingParams, history: TokenHistory) -> bool:
+def changes_logits(params: SamplingParams, history: TokenHistory) -> bool:
+    """Whether anything but a grammar does; what does not now does not later in the output."""
     return bool(
         params.logit_bias
         or params.bad_words

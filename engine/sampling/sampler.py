@@ -8,19 +8,25 @@ and the position decide. So the same position gets the same token whoever asks, 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.grammar.state import GrammarState
 from engine.messages import SamplingParams
-from engine.sampling.logits import Logits, process_logits
-from engine.sampling.noise import gumbel_noise
+from engine.sampling.candidates import Candidates, filtered_candidates
+from engine.sampling.logits import Logits, changes_logits, process_logits
+from engine.sampling.noise import MAX_QUIET_NOISE, PositionNoise
+from engine.sampling.tempered_logits import TemperedLogits
 from engine.sampling.token_history import TokenHistory
 
 GREEDY_BELOW = 1e-5
-_SORTED_HEAD = 1024
 
-Scores = npt.NDArray[np.float64]
-TokenIds = npt.NDArray[np.int64]
+
+def is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < GREEDY_BELOW
+
+
+def is_argmax(params: SamplingParams, history: TokenHistory, grammar: GrammarState | None) -> bool:
+    """Whether the choice is just the largest logit, here and in the rest of the output."""
+    return grammar is None and is_greedy(params) and not changes_logits(params, history)
 
 
 def choose(
@@ -33,7 +39,13 @@ def choose(
     grammar: GrammarState | None = None,
 ) -> int | None:
     """Process, then choose; None where every token is forbidden. Raises GrammarError."""
-    processed = process_logits(logits, params, history, eos_token_ids, grammar)
+    mask = None if grammar is None else grammar.token_mask()
+    if mask is not None and is_greedy(params) and not changes_logits(params, history):
+        best = int(logits.argmax())
+        is_ignored = params.ignore_eos and best in eos_token_ids
+        if best in mask and logits[best] > -np.inf and not is_ignored:
+            return best
+    processed = process_logits(logits, params, history, eos_token_ids, mask)
     if processed is not logits and processed.max() == -np.inf:
         return None
     return sample(processed, params, position)
@@ -41,52 +53,39 @@ def choose(
 
 def sample(logits: Logits, params: SamplingParams, position: int) -> int:
     """The token at `position`, counted from the first prompt token. `logits` is `[vocab_size]`."""
-    if params.temperature < GREEDY_BELOW:
+    if is_greedy(params):
         return int(logits.argmax())
-    token_ids, scores = _candidates(logits, params)
-    noise = gumbel_noise(
-        token_ids, seed=params.seed, choice_index=params.choice_index, position=position
-    )
-    return int(token_ids[(scores + noise).argmax()])
+    tempered = TemperedLogits(_without_nan(logits), params.temperature)
+    noise = PositionNoise(seed=params.seed, choice_index=params.choice_index, position=position)
+    candidates = filtered_candidates(tempered, params)
+    if candidates is None:
+        candidates = _possible_winners(tempered, noise)
+    totals = candidates.scores + noise.of(candidates.token_ids)
+    return int(candidates.token_ids[totals.argmax()])
 
 
-def _candidates(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Scores]:
-    """Token ids in ascending order that pass top_k, top_p and min_p, with logits / temperature.
+def _without_nan(logits: Logits) -> Logits:
+    """What is no number is never sampled. Raises ValueError where that leaves nothing."""
+    largest = logits.max()
+    if np.isnan(largest):
+        return _without_nan(np.where(np.isnan(logits), np.float32(-np.inf), logits))
+    if largest == -np.inf:
+        raise ValueError("no token is possible")
+    return logits
 
-    Each filter is a threshold, so that tokens of equal logit stay or go together.
+
+def _possible_winners(tempered: TemperedLogits, noise: PositionNoise) -> Candidates:
+    """The few tokens of which one has the largest score + noise, of the whole vocabulary.
+
+    Only some tokens are loud. The best total among them and the likeliest token is to be reached,
+    and a quiet one can do that only if its score is less than its largest possible noise below.
+
+    Example: scores `0 -3 -9 -20`, of which the last is loud, with a noise of 9. With a noise of 0.5
+    for the likeliest, 0.5 is to be reached. The second could, with 3.5; the third could not.
     """
-    keep = logits > -np.inf
-    if 0 < params.top_k < logits.shape[0]:
-        keep &= logits >= np.partition(logits, -params.top_k)[-params.top_k]
-    token_ids = np.flatnonzero(keep)
-    scores = logits[token_ids].astype(np.float64)
-    scores -= scores.max()
-    scores /= params.temperature
-    if params.top_p < 1.0:
-        keep = scores >= _top_p_threshold(scores, params.top_p)
-        token_ids, scores = token_ids[keep], scores[keep]
-    if params.min_p > 0.0:
-        keep = scores >= np.log(params.min_p)
-        token_ids, scores = token_ids[keep], scores[keep]
-    return token_ids, scores
-
-
-def _top_p_threshold(scores: Scores, top_p: float) -> float:
-    """The lowest score among the fewest most likely tokens whose probabilities sum to `top_p`."""
-    probs = np.exp(scores)
-    wanted = top_p * probs.sum()
-    if scores.shape[0] > _SORTED_HEAD:
-        # A full sort of the vocabulary is slow, and the head nearly always holds enough.
-        head = np.partition(scores, -_SORTED_HEAD)[-_SORTED_HEAD:]
-        threshold = _threshold_in_sorted(head, wanted)
-        if threshold is not None:
-            return threshold
-    threshold = _threshold_in_sorted(scores, wanted)
-    return float(scores.min()) if threshold is None else threshold
-
-
-def _threshold_in_sorted(scores: Scores, wanted: float) -> float | None:
-    descending = np.sort(scores)[::-1]
-    cumulative = np.exp(descending).cumsum()
-    index = int(np.searchsorted(cumulative, wanted))
-    return float(descending[index]) if index < descending.shape[0] else None
+    possible = noise.loud(tempered.logits.shape[0])
+    possible[tempered.best_token_id] = True
+    first = Candidates.of(tempered, np.flatnonzero(possible))
+    to_reach = (first.scores + noise.of(first.token_ids)).max()
+    possible |= tempered.may_reach(float(to_reach) - MAX_QUIET_NOISE)
+    return Candidates.of(tempered, np.flatnonzero(possible))

@@ -7,18 +7,22 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from engine.sampling.token_counts import TokenCounts
+
 
 class TokenHistory:
-    """Distinct prompt tokens, and the output tokens with their counts."""
+    """Distinct prompt tokens, and the output tokens with their counts.
+
+    Only penalties ask for distinct tokens and counts, so they are brought up to date only then.
+    """
 
     def __init__(
         self, prompt_token_ids: Iterable[int], output_token_ids: Iterable[int] = ()
     ) -> None:
-        self._prompt_ids = frozenset(prompt_token_ids)
-        self._output_ids: list[int] = []
-        self._output_counts: dict[int, int] = {}
-        for token_id in output_token_ids:
-            self.append(token_id)
+        self._prompt_ids = tuple(prompt_token_ids)
+        self._output_ids = list(output_token_ids)
+        self._seen: TokenCounts | None = None
+        self._output: TokenCounts | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -26,7 +30,6 @@ class TokenHistory:
 
     def append(self, token_id: int) -> None:
         self._output_ids.append(token_id)
-        self._output_counts[token_id] = self._output_counts.get(token_id, 0) + 1
 
     def ends_with(self, token_ids: Sequence[int]) -> bool:
         """Whether the latest output tokens are these; none at all always are."""
@@ -37,20 +40,19 @@ class TokenHistory:
         """A copy that has also seen `token_ids` as output."""
         copy = TokenHistory(())
         copy._prompt_ids = self._prompt_ids
-        copy._output_ids = list(self._output_ids)
-        copy._output_counts = dict(self._output_counts)
-        for token_id in token_ids:
-            copy.append(token_id)
+        copy._output_ids = [*self._output_ids, *token_ids]
+        copy._seen = self._seen.copy() if self._seen else None
+        copy._output = self._output.copy() if self._output else None
         return copy
 
     def output_counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Distinct output tokens and how often each occurred."""
-        num_distinct = len(self._output_counts)
-        token_ids = np.fromiter(self._output_counts.keys(), np.int64, num_distinct)
-        counts = np.fromiter(self._output_counts.values(), np.float32, num_distinct)
-        return token_ids, counts
+        self._output = self._output or TokenCounts()
+        self._output.add(self._output_ids[self._output.num_tokens :])
+        return self._output.token_ids, self._output.counts
 
     def seen(self) -> npt.NDArray[np.int64]:
         """Distinct tokens of prompt and output."""
-        seen = self._prompt_ids.union(self._output_counts)
-        return np.fromiter(seen, np.int64, len(seen))
+        self._seen = self._seen or TokenCounts(self._prompt_ids)
+        self._seen.add(self._output_ids[self._seen.num_tokens - len(self._prompt_ids) :])
+        return self._seen.token_ids

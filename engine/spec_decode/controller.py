@@ -1,140 +1,210 @@
-"""How long drafts should be: the length with the most expected tokens per second.
+"""How long drafts should be: the lengths with the most expected tokens per second in each step.
 
-Two things are measured: how likely a drafted token is accepted (per request and kind of draft, with
-the kind's average as the start), and how long a step with so many tokens takes.
+It knows how likely each proposed token is accepted and what a step costs by its number of tokens.
 """
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.messages import DraftKind
 from engine.request import Request
+from engine.spec_decode.acceptance import KindAcceptance, RequestAcceptance, survival_probs
+from engine.spec_decode.proposer import Proposal
+from engine.spec_decode.step_cost import StepCost
 
-_DECAY = 0.9
-_PRIOR_WEIGHT = 2.0
-_EXPLORE_EVERY = 16
-_EXPLORE_LENGTH = 2
-_COST_SMOOTHING = 0.1
+# What a draft model claims of each of its tokens; what that is worth is learned.
+MODEL_CONFIDENCE = 0.75
+# Proposals take time as well, and many rows leave no room for long drafts.
+_MAX_PROPOSED_TOKENS = 256
+# The share of the time that may go into asking a draft model which does not seem to pay.
+_EXPLORATION_SHARE = 0.01
+_EXPLORATION_LENGTH = 2
 
-
-Counts = int | npt.NDArray[np.int64]
-Seconds = npt.NDArray[np.float64]
-
-
-class AcceptanceRate:
-    """A moving estimate of how likely a drafted token is accepted, given that those before were."""
-
-    def __init__(self, accepted: float = 0.0, tried: float = 0.0) -> None:
-        self._accepted = accepted
-        self._tried = tried
-
-    def observe(self, *, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Tokens behind the first rejected one were never tried."""
-        was_rejected = num_accepted_tokens < num_draft_tokens
-        self._accepted = _DECAY * self._accepted + num_accepted_tokens
-        self._tried = _DECAY * self._tried + num_accepted_tokens + was_rejected
-
-    def estimate(self, prior: float) -> float:
-        weight = _PRIOR_WEIGHT
-        return (self._accepted + prior * weight) / (self._tried + weight)
-
-
-class StepCost:
-    """Seconds of a target step by its number of tokens, and of one draft-model token."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        self._curve: tuple[list[int], list[float]] | tuple[()] = ()
-        self._seconds_per_draft_token = 0.0
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        known = self._seconds.get(num_tokens, seconds)
-        # One slow step (a busy machine) must not look like the price of its shape.
-        seconds = min(seconds, 2 * known)
-        self._seconds[num_tokens] = known + _COST_SMOOTHING * (seconds - known)
-        self._curve = self._draw_curve()
-
-    def observe_drafting(self, num_tokens: int, seconds: float) -> None:
-        per_token = seconds / num_tokens
-        known = self._seconds_per_draft_token or per_token
-        self._seconds_per_draft_token = known + _COST_SMOOTHING * (per_token - known)
-
-    def seconds(self, num_tokens: Counts, num_draft_tokens: Counts = 0) -> Seconds:
-        """Interpolated between the shapes that were seen; the nearest one outside of them."""
-        if not self._curve:
-            return np.ones_like(num_tokens, dtype=np.float64)
-        drafting = np.multiply(num_draft_tokens, self._seconds_per_draft_token)
-        return np.interp(num_tokens, *self._curve) + drafting
-
-    def _draw_curve(self) -> tuple[list[int], list[float]]:
-        """A larger step was never cheaper: a slow first reading of a shape does not stand."""
-        shapes = sorted(self._seconds)
-        falling = itertools.accumulate((self._seconds[n] for n in reversed(shapes)), min)
-        return shapes, list(falling)[::-1]
+# For each request, how likely each token of its draft is reached and accepted.
+Survivals = Mapping[str, Sequence[float]]
 
 
 @dataclass(slots=True)
 class _RequestState:
-    rates: dict[DraftKind, AcceptanceRate]
-    num_steps_without_draft: int = 0
+    acceptances: dict[DraftKind, RequestAcceptance] = field(default_factory=dict)
+    num_steps_without_model: int = 0
 
 
 class DraftLengthController:
-    """Chooses the longest useful draft for each request and step."""
+    """Cuts what was proposed to what pays.
+
+    Example: one row, a proposal whose tokens survive with 0.8, 0.6 and 0.1, and steps of 1 to 4
+    tokens that take 10, 11, 12 and 13 ms: 1, 1.8, 2.4 and 2.5 tokens are expected, so the best is
+    a draft of 2, with 2.4 tokens in 12 ms.
+    """
 
     def __init__(self, *, num_speculative_tokens: int) -> None:
         self.cost = StepCost()
         self._max_length = num_speculative_tokens
-        self._kind_rates: dict[DraftKind, AcceptanceRate] = {}
+        self._kinds: dict[DraftKind, KindAcceptance] = {}
         self._states: dict[str, _RequestState] = {}
+        self._exploration_seconds = 0.0
 
-    def max_draft_tokens(self, request: Request, kind: DraftKind, *, num_rows: int) -> int:
-        """0 where drafting does not pay. `num_rows` requests share the step."""
-        useful = min(request.max_draft_tokens, self._max_length)
-        if request.num_speculative_tokens is not None:
-            return max(0, min(useful, request.num_speculative_tokens))
-        best = self._best_length(self._rate(request, kind), kind, num_rows=num_rows)
-        if best == 0 and self._state(request).num_steps_without_draft >= _EXPLORE_EVERY:
-            best = _EXPLORE_LENGTH
-        return max(0, min(useful, best))
+    def max_draft_tokens(self, request: Request, *, num_rows: int) -> int:
+        """The longest draft that a request may have, beside others in a step of `num_rows`."""
+        chosen = request.num_speculative_tokens
+        wanted = max(1, _MAX_PROPOSED_TOKENS // num_rows) if chosen is None else chosen
+        return max(0, min(request.max_draft_tokens, self._max_length, wanted))
+
+    def survivals(self, request: Request, kind: DraftKind, proposal: Proposal) -> list[float]:
+        """How likely each token of a proposal is reached and accepted."""
+        return survival_probs(
+            proposal.confidences, self._kind(kind), self._acceptance(request, kind)
+        )
+
+    def lengths(
+        self,
+        requests: Sequence[Request],
+        survivals: Survivals,
+        *,
+        seconds_per_token: Mapping[str, float] | None = None,
+    ) -> dict[str, int]:
+        """The draft length of each request that has `survivals`, best for the step as a whole.
+
+        Tokens are taken in the order of their survival. A pinned request keeps all of its tokens.
+        Those of the requests in `seconds_per_token` still have to be drafted, at that price.
+        """
+        prices = seconds_per_token or {}
+        lengths = dict.fromkeys(survivals, 0)
+        for request in requests:
+            if request.num_speculative_tokens is not None and request.request_id in lengths:
+                lengths[request.request_id] = len(survivals[request.request_id])
+        num_tokens = len(requests) + sum(lengths.values())
+        num_emitted = len(requests) + sum(sum(survivals[name]) for name in lengths if lengths[name])
+        candidates = [
+            (prob, name, prices.get(name, 0.0))
+            for name in survivals
+            if not lengths[name]
+            for prob in survivals[name]
+        ]
+        candidates.sort(key=itemgetter(0), reverse=True)
+        num_taken = self._num_worthwhile(
+            candidates, num_rows=len(requests), num_tokens=num_tokens, num_emitted=num_emitted
+        )
+        for _, name, _ in candidates[:num_taken]:
+            lengths[name] += 1
+        return lengths
+
+    def model_lengths(self, requests: Sequence[Request], lookups: Survivals) -> dict[str, int]:
+        """How many tokens a draft model should draft for each request, before they are known.
+
+        None for requests whose lookup, with tokens that survive as in `lookups`, is worth more.
+        """
+        chosen = dict(lookups)
+        prices = {}
+        for request in requests:
+            name = request.request_id
+            useful = self.max_draft_tokens(request, num_rows=len(requests))
+            claimed = Proposal((), (MODEL_CONFIDENCE,) * useful)
+            model = self.survivals(request, "draft_model", claimed)
+            if self._is_worth_more(request, model, lookups.get(name, ()), len(requests)):
+                chosen[name] = model
+                prices[name] = self.cost.seconds_per_draft_token
+        lengths = self.lengths(requests, chosen, seconds_per_token=prices)
+        drafting = {name: lengths[name] for name in prices if lengths[name]}
+        return drafting | self._explore(requests, drafting, lookups)
 
     def observe(
         self,
         request: Request,
-        kind: DraftKind | None,
-        *,
-        num_draft_tokens: int,
-        num_accepted_tokens: int,
+        kind: DraftKind,
+        proposal: Proposal,
+        emitted_token_ids: Sequence[int],
     ) -> None:
-        """Learn from a verified draft; `kind` None says that the step had none."""
-        state = self._state(request)
-        state.num_steps_without_draft = state.num_steps_without_draft + 1 if kind is None else 0
-        if kind is None:
-            return
-        for rates in (state.rates, self._kind_rates):
-            rates.setdefault(kind, AcceptanceRate()).observe(
-                num_draft_tokens=num_draft_tokens, num_accepted_tokens=num_accepted_tokens
-            )
+        """Learn from what the target emitted where this was proposed, whether verified or not."""
+        of_kind, of_request = self._kind(kind), self._acceptance(request, kind)
+        of_request.fade()
+        for token_id, confidence, emitted in zip(
+            proposal.token_ids, proposal.confidences, emitted_token_ids, strict=False
+        ):
+            is_right = token_id == emitted
+            of_request.observe(of_kind.prob(confidence), is_right=is_right)
+            of_kind.observe(confidence, is_right=is_right)
+            if not is_right:
+                break
 
     def finish(self, request: Request) -> None:
         self._states.pop(request.request_id, None)
 
-    def _best_length(self, accept_prob: float, kind: DraftKind, *, num_rows: int) -> int:
-        """The k that maximises (1 + p + ... + p^k) ÷ cost of a step where every row drafts k."""
-        lengths = np.arange(self._max_length + 1)
-        num_expected = np.cumsum(accept_prob**lengths)
-        num_drafted = num_rows * lengths if kind == "draft_model" else 0
-        seconds = self.cost.seconds(num_rows * (1 + lengths), num_drafted)
-        return int((num_expected / seconds).argmax())
+    def _num_worthwhile(
+        self,
+        candidates: Sequence[tuple[float, str, float]],
+        *,
+        num_rows: int,
+        num_tokens: int,
+        num_emitted: float,
+    ) -> int:
+        """How many of the candidates, added to a step, give the most tokens per second."""
+        counts = np.arange(num_tokens, num_tokens + len(candidates) + 1)
+        step_seconds = self.cost.seconds(counts, num_rows=num_rows).tolist()
+        best, best_rate, drafting = 0, num_emitted / step_seconds[0], 0.0
+        for num_added, (prob, _, price) in enumerate(candidates, start=1):
+            num_emitted += prob
+            drafting += price
+            seconds = step_seconds[num_added] + drafting
+            if num_emitted > best_rate * seconds:
+                best, best_rate = num_added, num_emitted / seconds
+        return best
 
-    def _rate(self, request: Request, kind: DraftKind) -> float:
-        prior = self._kind_rates.setdefault(kind, AcceptanceRate()).estimate(0.7)
-        return self._state(request).rates.setdefault(kind, AcceptanceRate()).estimate(prior)
+    def _is_worth_more(
+        self, request: Request, model: Sequence[float], lookup: Sequence[float], num_rows: int
+    ) -> bool:
+        """Whether a model's draft gives more tokens per second, if all rows were alike.
+
+        A pinned length is drafted whatever it costs.
+        """
+        if request.num_speculative_tokens is not None or not lookup:
+            return sum(model) > sum(lookup)
+        price = self.cost.seconds_per_draft_token
+        return self._best_rate(model, num_rows, price) > self._best_rate(lookup, num_rows, 0.0)
+
+    def _best_rate(self, survivals: Sequence[float], num_rows: int, price: float) -> float:
+        lengths = np.arange(len(survivals) + 1)
+        num_emitted = 1 + np.concatenate(([0.0], np.cumsum(survivals)))
+        seconds = self.cost.seconds(num_rows * (1 + lengths), num_rows=num_rows)
+        seconds += num_rows * lengths * price
+        return float((num_emitted / seconds).max())
+
+    def _explore(
+        self, requests: Sequence[Request], lengths: Mapping[str, int], lookups: Survivals
+    ) -> dict[str, int]:
+        """A short draft now and then, so that a model that was given up gets another chance."""
+        num_tokens = len(requests) + sum(lengths.values())
+        counts = np.array([num_tokens, num_tokens + _EXPLORATION_LENGTH])
+        before, after = self.cost.seconds(counts, num_rows=len(requests))
+        price = after - before + _EXPLORATION_LENGTH * self.cost.seconds_per_draft_token
+        self._exploration_seconds += _EXPLORATION_SHARE * float(before)
+        idle = [r for r in requests if self._may_explore(r, lengths, lookups)]
+        if self._exploration_seconds < price or not idle:
+            return {}
+        self._exploration_seconds = 0.0
+        longest = max(idle, key=lambda request: self._state(request).num_steps_without_model)
+        self._state(longest).num_steps_without_model = 0
+        useful = self.max_draft_tokens(longest, num_rows=len(requests))
+        return {longest.request_id: min(useful, _EXPLORATION_LENGTH)} if useful else {}
+
+    def _may_explore(
+        self, request: Request, lengths: Mapping[str, int], lookups: Survivals
+    ) -> bool:
+        self._state(request).num_steps_without_model += 1
+        is_idle = not lengths.get(request.request_id) and request.num_speculative_tokens is None
+        return is_idle and sum(lookups.get(request.request_id, ())) < 1
+
+    def _kind(self, kind: DraftKind) -> KindAcceptance:
+        return self._kinds.setdefault(kind, KindAcceptance())
+
+    def _acceptance(self, request: Request, kind: DraftKind) -> RequestAcceptance:
+        return self._state(request).acceptances.setdefault(kind, RequestAcceptance())
 
     def _state(self, request: Request) -> _RequestState:
-        return self._states.setdefault(request.request_id, _RequestState({}))
+        return self._states.setdefault(request.request_id, _RequestState())

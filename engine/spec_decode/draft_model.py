@@ -19,7 +19,8 @@ from engine.sampling.logits import Logits
 from engine.sampling.sampler import choose
 from engine.sampling.token_history import TokenHistory
 from engine.slots import common_prefix_length
-from engine.spec_decode.proposer import DraftRequest
+from engine.spec_decode.controller import MODEL_CONFIDENCE
+from engine.spec_decode.proposer import DraftRequest, Proposal
 
 
 @dataclass(slots=True)
@@ -39,6 +40,10 @@ class _Drafting:
         if self.is_exhausted or len(self.token_ids) >= self.max_tokens:
             return True
         return bool(self.token_ids) and self.request.is_stop_token(self.token_ids[-1])
+
+    @property
+    def proposal(self) -> Proposal:
+        return Proposal(tuple(self.token_ids), (MODEL_CONFIDENCE,) * len(self.token_ids))
 
     def append_from(self, logits: Logits) -> None:
         """Draft with the request's own parameters and the noise that the target will use."""
@@ -78,7 +83,7 @@ class DraftModelProposer:
         self._computed: list[list[int]] = [[] for _ in range(backend.info.num_slots)]
         self._cache_salts = [""] * backend.info.num_slots
 
-    def propose(self, wanted: Sequence[DraftRequest]) -> Mapping[str, tuple[int, ...]]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> Mapping[str, Proposal]:
         started = [d for d in map(self._start, wanted) if d is not None]
         drafting = self._catch_up(started)
         finished = []
@@ -88,7 +93,7 @@ class DraftModelProposer:
                 draft.append_from(row_logits)
             finished += [d for d in drafting if d.is_complete]
             drafting = [d for d in drafting if not d.is_complete]
-        return {d.request.request_id: tuple(d.token_ids) for d in finished if d.token_ids}
+        return {d.request.request_id: d.proposal for d in finished if d.token_ids}
 
     def finish(self, request: Request) -> None:
         """Nothing to forget: a slot's tokens are compared before they are used."""

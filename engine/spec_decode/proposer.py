@@ -11,8 +11,23 @@ from engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
+class Proposal:
+    """A guess of the next tokens.
+
+    A confidence says how likely a token is, given that those before it are right. It need not be
+    true, only larger where the token is more likely: the controller learns what it is worth.
+    """
+
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
+
+    def cut(self, num_tokens: int) -> Proposal:
+        return Proposal(self.token_ids[:num_tokens], self.confidences[:num_tokens])
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens proposed as the continuation of a request."""
+    """The tokens that a step verifies as the continuation of a request."""
 
     token_ids: tuple[int, ...]
     kind: DraftKind
@@ -32,8 +47,8 @@ class Proposer(Protocol):
     @property
     def kind(self) -> DraftKind: ...
 
-    def propose(self, wanted: Sequence[DraftRequest]) -> Mapping[str, tuple[int, ...]]:
-        """Drafts by request id; a request for which there is no guess is left out."""
+    def propose(self, wanted: Sequence[DraftRequest]) -> Mapping[str, Proposal]:
+        """Guesses by request id; a request for which there is none is left out."""
         ...
 
     def finish(self, request: Request) -> None:

@@ -56,6 +56,7 @@ def test_flags_reach_the_engine():
         ({"method": "none"}, "none"),
         ({"model": "d"}, "suffix_and_draft_model"),
         ({"model": "d", "method": "draft_model"}, "draft_model"),
+        ({"method": "synthetic", "acceptance_rates": [0.8, 0.6]}, "synthetic"),
     ],
     ids=str,
 )
@@ -80,6 +81,11 @@ def test_the_speculation_method_follows_from_the_keys(keys, method):
         (speculative_config(method="draft_model"), "--speculative-config"),
         (speculative_config(method="suffix", model="d"), "--speculative-config"),
         (speculative_config(prompt_lookup_min=9, prompt_lookup_max=2), "--speculative-config"),
+        (speculative_config(num_speculative_tokens=32), "--speculative-config"),
+        (speculative_config(method="synthetic"), "--speculative-config"),
+        (speculative_config(acceptance_rates=[0.5]), "--speculative-config"),
+        (speculative_config(method="synthetic", acceptance_rates=[0.5, 0.6]), "must not rise"),
+        (speculative_config(method="synthetic", acceptance_rates=[1.1]), "--speculative-config"),
     ],
     ids=str,
 )

@@ -22,7 +22,7 @@ from engine.scheduler import Scheduler
 from engine.slots import SlotTable
 from engine.spec_decode.controller import DraftLengthController
 from engine.spec_decode.drafter import Drafter
-from engine.spec_decode.proposer import DraftRequest, Proposer
+from engine.spec_decode.proposer import DraftRequest, Proposal, Proposer
 
 VOCAB_SIZE = 32
 EOS = 0
@@ -130,8 +130,9 @@ class ScriptedProposer:
     def __init__(self, *, wrong_every: int | None = None) -> None:
         self._wrong_every = wrong_every
 
-    def propose(self, wanted: Sequence[DraftRequest]) -> dict[str, tuple[int, ...]]:
-        return {d.request.request_id: self._draft(d) for d in wanted}
+    def propose(self, wanted: Sequence[DraftRequest]) -> dict[str, Proposal]:
+        drafts = {d.request.request_id: self._draft(d) for d in wanted}
+        return {name: Proposal(draft, (0.9,) * len(draft)) for name, draft in drafts.items()}
 
     def finish(self, request: object) -> None:
         pass

@@ -3,6 +3,7 @@ does."""
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 
@@ -23,7 +24,16 @@ def fail() -> None:
     raise RuntimeError("poisoned")
 
 
-DEEDS = {"abort": os.abort, "exception": fail, "hang": threading.Event().wait}
+def count_frozen() -> None:
+    raise RuntimeError(f"{gc.get_freeze_count()} objects are frozen")
+
+
+DEEDS = {
+    "abort": os.abort,
+    "exception": fail,
+    "hang": threading.Event().wait,
+    "count_frozen": count_frozen,
+}
 
 
 class PoisonedBackend(FakeBackend):

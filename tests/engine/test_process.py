@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -121,6 +122,14 @@ def test_an_exception_in_a_step_is_told(start):
     engine = start("exception")
     engine.tell(add_request("poison", [POISON, 5]))
     assert engine.hear() == EngineDead(message="RuntimeError: poisoned")
+
+
+def test_garbage_collections_leave_out_what_was_loaded(start):
+    engine = start("count_frozen")
+    engine.tell(add_request("poison", [POISON, 5]))
+    (num_frozen,) = re.findall(r"RuntimeError: (\d+) objects", engine.hear().message)
+    # The modules alone are more than a hundred thousand.
+    assert int(num_frozen) > 50_000
 
 
 def test_an_engine_that_ended_between_two_steps_was_in_none(start):

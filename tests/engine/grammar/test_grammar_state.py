@@ -29,7 +29,7 @@ def start(regex: str, *token_ids: int) -> GrammarState:
 
 
 def allowed(state: GrammarState) -> set[int]:
-    return set(state.allowed_tokens().nonzero()[0].tolist())
+    return set(state.token_mask().as_bools().nonzero()[0].tolist())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_mask_is_as_wide_as_the_models_vocabulary_and_padding_is_never_allow
         partial(load_tokenizer, tmp_path / "tokenizer.json", vocab_size=300, eos_token_ids=(0, 1))
     )
     state = compiler.compile("start: /(.|\\n)*/").result()
-    assert state.allowed_tokens().shape == (300,)
+    assert state.token_mask().as_bools().shape == (300,)
     # Every byte that may begin a character is allowed, and both ends.
     assert {0, 1} < allowed(state) < set(range(258))
     state.append(2)

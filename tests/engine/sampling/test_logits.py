@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -165,8 +166,47 @@ def test_a_grammar_forbids_what_does_not_fit_and_its_end_where_eos_is_ignored() 
     logits = np.zeros(VOCAB_SIZE, dtype=np.float32)
     for ignore_eos, expected in ((False, [GRAMMAR_EOS, 2]), (True, [2])):
         params = SamplingParams(max_tokens=9, ignore_eos=ignore_eos)
-        found = process_logits(logits, params, TokenHistory(()), (GRAMMAR_EOS,), grammar)
+        found = process_logits(
+            logits, params, TokenHistory(()), (GRAMMAR_EOS,), grammar.token_mask()
+        )
         assert np.flatnonzero(found > -INF).tolist() == expected
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("best", range(VOCAB_SIZE))
+def test_greedy_takes_the_largest_logit_that_a_grammar_allows(best: int, ignore_eos: bool) -> None:
+    grammar = grammar_compiler().compile("start: /ab?/").result().copy()
+    grammar.append(1)
+    logits = np.arange(VOCAB_SIZE, 0, -1, dtype=np.float32)
+    logits[best] = 99
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=ignore_eos)
+    found = choose(logits, params, TokenHistory(()), (GRAMMAR_EOS,), position=1, grammar=grammar)
+    allowed = [2] if ignore_eos else [GRAMMAR_EOS, 2]
+    assert found == max(allowed, key=lambda token_id: logits[token_id])
+
+
+def test_greedy_takes_nothing_where_all_that_a_grammar_allows_is_impossible() -> None:
+    grammar = grammar_compiler().compile("start: /ab?/").result().copy()
+    grammar.append(1)
+    assert GRAMMAR_EOS in grammar.token_mask()
+    params = SamplingParams(max_tokens=9, temperature=0.0)
+    logits = np.full(VOCAB_SIZE, -INF, dtype=np.float32)
+    assert choose(logits, params, TokenHistory(()), (), position=1, grammar=grammar) is None
+
+
+def test_a_history_that_is_asked_again_and_again_has_the_counts_of_all_its_tokens() -> None:
+    rng = np.random.default_rng(0)
+    history, output = TokenHistory(range(100)), []
+    for token_id in rng.integers(50, 400, size=1000).tolist():
+        history.append(token_id)
+        output.append(token_id)
+        if token_id % 3 == 0:
+            token_ids, counts = history.output_counts()
+            found = dict(zip(token_ids.tolist(), counts.tolist(), strict=True))
+            assert found == Counter(output)
+        if token_id % 5 == 0:
+            seen = history.seen().tolist()
+            assert sorted(seen) == sorted({*range(100), *output})
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from engine.sampling.noise import gumbel_noise
+from engine.sampling.noise import PositionNoise
 
 NUM_VALUES = 100_000
 IDS = np.arange(NUM_VALUES)
@@ -21,6 +21,10 @@ OTHER_KEYS = [
     pytest.param({**KEY, "position": 101}, id="position"),
     pytest.param({"seed": 7, "choice_index": 100, "position": 1}, id="swapped"),
 ]
+
+
+def gumbel_noise(token_ids: np.ndarray, **key: int) -> np.ndarray:
+    return PositionNoise(**key).of(token_ids)
 
 
 def test_a_subset_of_tokens_gets_the_values_of_the_whole() -> None:

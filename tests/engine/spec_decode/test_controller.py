@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from engine.messages import AddRequest, SamplingParams
+from engine.messages import AddRequest, DraftKind, SamplingParams
 from engine.request import Request
-from engine.spec_decode.controller import AcceptanceRate, DraftLengthController, StepCost
+from engine.spec_decode.controller import MODEL_CONFIDENCE, DraftLengthController
+from engine.spec_decode.proposer import Proposal
 
 MAX_LENGTH = 8
+RIGHT, WRONG = 1, 0
 
 
 def make_request(
@@ -38,90 +39,93 @@ def make_controller(cost: Callable[[int], float] = nearly_flat) -> DraftLengthCo
     return controller
 
 
-def step(
+def propose(num_tokens: int = MAX_LENGTH, confidence: float = MODEL_CONFIDENCE) -> Proposal:
+    return Proposal((RIGHT,) * num_tokens, (confidence,) * num_tokens)
+
+
+def learn(
     controller: DraftLengthController,
     request: Request,
-    num_right: Callable[[int], int],
-    **fields: Any,
+    emitted: Sequence[int],
+    *,
+    kind: DraftKind = "suffix",
+    times: int = 1,
+) -> None:
+    for _ in range(times):
+        controller.observe(request, kind, propose(), emitted)
+
+
+def length(controller: DraftLengthController, *requests: Request) -> int:
+    """The draft length of the last request, where all propose as many tokens as they may."""
+    survivals = {
+        request.request_id: controller.survivals(
+            request,
+            "suffix",
+            propose(controller.max_draft_tokens(request, num_rows=len(requests))),
+        )
+        for request in requests
+    }
+    return controller.lengths(requests, survivals)[requests[-1].request_id]
+
+
+def model_length(
+    controller: DraftLengthController, request: Request, lookup: Sequence[float] = ()
 ) -> int:
-    """One decode step in which `num_right(length)` draft tokens are right; returns the length."""
-    length = controller.max_draft_tokens(request, "suffix", num_rows=1, **fields)
-    controller.observe(
-        request,
-        "suffix" if length else None,
-        num_draft_tokens=length,
-        num_accepted_tokens=num_right(length),
-    )
-    return length
-
-
-def all_right(length: int) -> int:
-    return length
-
-
-def none_right(_length: int) -> int:
-    return 0
+    lookups = {request.request_id: lookup} if lookup else {}
+    return controller.model_lengths([request], lookups).get(request.request_id, 0)
 
 
 def test_right_drafts_grow_to_the_longest() -> None:
     controller, request = make_controller(), make_request()
-    assert [step(controller, request, all_right) for _ in range(50)][-1] == MAX_LENGTH
+    learn(controller, request, [RIGHT] * MAX_LENGTH, times=20)
+    assert length(controller, request) == MAX_LENGTH
 
 
-def test_wrong_drafts_stop() -> None:
-    controller, request = make_controller(), make_request()
-    lengths = [step(controller, request, none_right) for _ in range(40)]
-    assert lengths[0] > 0
-    assert lengths[-5:] == [0] * 5
-
-
-def test_after_a_collapse_only_a_short_draft_is_tried_now_and_then() -> None:
-    controller, request = make_controller(), make_request()
-    for _ in range(100):
-        step(controller, request, none_right)
-    later = [step(controller, request, none_right) for _ in range(170)]
-    assert 0 < sum(length > 0 for length in later) <= 10
-    assert max(later) <= 2
-
-
-def test_drafting_recovers_from_200_wrong_drafts() -> None:
+def test_wrong_drafts_stop_and_come_back_when_what_is_not_drafted_turns_out_right() -> None:
     """vllm#49548 (89): a draft length that has collapsed stays so."""
     controller, request = make_controller(), make_request()
-    for _ in range(200):
-        controller.observe(request, "suffix", num_draft_tokens=4, num_accepted_tokens=0)
-    collapsed = controller.max_draft_tokens(request, "suffix", num_rows=1)
-    lengths = [step(controller, request, all_right) for _ in range(200)]
-    assert collapsed == 0
-    assert lengths[-1] == MAX_LENGTH
+    before = length(controller, request)
+    learn(controller, request, [WRONG], times=200)
+    collapsed = length(controller, request)
+    learn(controller, request, [RIGHT], times=200)
+    assert (before > 0, collapsed) == (True, 0)
+    assert length(controller, request) == MAX_LENGTH
 
 
 def test_a_new_request_starts_with_what_others_learned() -> None:
-    controller, new = make_controller(), make_request(request_id="new")
-    assert controller.max_draft_tokens(make_request(), "suffix", num_rows=1) > 4
-    for _ in range(100):
-        step(controller, make_request(), none_right)
-    assert controller.max_draft_tokens(new, "suffix", num_rows=1) <= 1
+    controller = make_controller()
+    learn(controller, make_request(), [WRONG], times=100)
+    assert length(controller, make_request(request_id="new")) == 0
 
 
 def test_kinds_are_judged_separately() -> None:
     controller, request = make_controller(), make_request()
-    for _ in range(50):
-        controller.observe(request, "suffix", num_draft_tokens=4, num_accepted_tokens=0)
-        controller.observe(request, "draft_model", num_draft_tokens=4, num_accepted_tokens=4)
-    assert controller.max_draft_tokens(request, "suffix", num_rows=1) == 0
-    assert controller.max_draft_tokens(request, "draft_model", num_rows=1) == MAX_LENGTH
+    learn(controller, request, [WRONG], times=50)
+    learn(controller, request, [RIGHT] * MAX_LENGTH, kind="draft_model", times=50)
+    assert length(controller, request) == 0
+    assert model_length(controller, request) == MAX_LENGTH
 
 
 def test_a_finished_request_is_forgotten() -> None:
     controller, request = make_controller(), make_request()
     other = make_request(request_id="other")
     for _ in range(50):
-        controller.observe(request, "suffix", num_draft_tokens=4, num_accepted_tokens=0)
-        controller.observe(other, "suffix", num_draft_tokens=8, num_accepted_tokens=8)
-        controller.observe(other, "suffix", num_draft_tokens=8, num_accepted_tokens=8)
-    before = controller.max_draft_tokens(request, "suffix", num_rows=1)
+        learn(controller, request, [WRONG])
+        learn(controller, other, [RIGHT] * MAX_LENGTH)
+    proposal = propose()
+    before = controller.survivals(request, "suffix", proposal)[0]
     controller.finish(request)
-    assert controller.max_draft_tokens(request, "suffix", num_rows=1) > before
+    assert controller.survivals(request, "suffix", proposal)[0] > before
+
+
+def test_tokens_behind_a_wrong_one_teach_nothing() -> None:
+    short, long = make_controller(), make_controller()
+    request = make_request()
+    short.observe(request, "suffix", propose(3), [RIGHT, WRONG])
+    long.observe(request, "suffix", propose(8), [RIGHT, WRONG, RIGHT, RIGHT])
+    assert short.survivals(request, "suffix", propose()) == long.survivals(
+        request, "suffix", propose()
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,49 +142,75 @@ def test_a_finished_request_is_forgotten() -> None:
         pytest.param(None, 0, 0, id="chosen-nothing-remains"),
     ],
 )
-@pytest.mark.parametrize("history", [all_right, none_right])
+@pytest.mark.parametrize("emitted", [[RIGHT] * MAX_LENGTH, [WRONG]])
 def test_pins_and_limits(
-    pinned: int | None, max_tokens: int, expected: int, history: Callable[[int], int]
+    pinned: int | None, max_tokens: int, expected: int, emitted: list[int]
 ) -> None:
     controller = make_controller()
     request = make_request(num_speculative_tokens=pinned, max_tokens=max_tokens)
     if pinned is None:
-        history = all_right
-    for _ in range(30):
-        controller.observe(request, "suffix", num_draft_tokens=8, num_accepted_tokens=history(8))
-    assert controller.max_draft_tokens(request, "suffix", num_rows=1) == expected
+        emitted = [RIGHT] * MAX_LENGTH
+    learn(controller, request, emitted, times=30)
+    learn(controller, request, emitted, kind="draft_model", times=30)
+    assert controller.max_draft_tokens(request, num_rows=1) == expected
+    assert length(controller, request) == expected
+    assert model_length(controller, request) == expected
 
 
-def test_a_pin_of_zero_is_never_explored() -> None:
-    controller, request = make_controller(), make_request(num_speculative_tokens=0)
-    assert [step(controller, request, all_right) for _ in range(60)] == [0] * 60
+@pytest.mark.parametrize(
+    ("pinned", "lengths"), [(None, [8, 8, 4, 1, 1]), (6, [6, 6, 6, 6, 6]), (0, [0, 0, 0, 0, 0])]
+)
+def test_many_rows_share_what_is_proposed_but_for_pins(pinned, lengths) -> None:
+    controller, request = make_controller(), make_request(num_speculative_tokens=pinned)
+    num_rows = (1, 32, 64, 256, 1024)
+    assert [controller.max_draft_tokens(request, num_rows=n) for n in num_rows] == lengths
 
 
-def test_exploring_respects_the_remaining_tokens() -> None:
-    controller, request = make_controller(), make_request(max_tokens=2)
-    for _ in range(200):
-        controller.observe(request, "suffix", num_draft_tokens=4, num_accepted_tokens=0)
-    lengths = {step(controller, request, none_right) for _ in range(60)}
-    assert lengths == {0, 1}
+def test_a_pin_is_kept_beside_requests_whose_length_is_chosen() -> None:
+    controller = make_controller(lambda num_tokens: num_tokens)
+    free, pinned = make_request(), make_request(request_id="pinned", num_speculative_tokens=5)
+    learn(controller, free, [WRONG], times=50)
+    assert length(controller, free, pinned) == 5
+    assert length(controller, pinned, free) == 0
+
+
+def test_pinned_tokens_take_their_room_in_the_step() -> None:
+    """Seven tokens are sure, the stair ends at eight."""
+    controller = make_controller(lambda n: 0.010 if n <= 8 else 0.018)
+    requests = [make_request(), make_request(request_id="pinned", num_speculative_tokens=5)]
+    survivals = {"r": [0.6, 0.5, 0.4], "pinned": [0.5] * 5}
+    assert controller.lengths(requests, survivals) == {"r": 1, "pinned": 5}
+
+
+def test_the_example_of_the_docstring() -> None:
+    controller, request = make_controller(lambda n: 0.009 + 0.001 * n), make_request()
+    assert controller.lengths([request], {"r": [0.8, 0.6, 0.1]}) == {"r": 2}
+
+
+def test_the_most_likely_tokens_of_all_requests_are_taken() -> None:
+    """Two rows cost 10 ms and each token one more: 0.5 tokens more are worth it, 0.1 are not."""
+    controller = make_controller(lambda n: 0.008 + 0.001 * n)
+    requests = [make_request(request_id=name) for name in "abc"]
+    survivals = {"a": [0.9, 0.8, 0.1], "b": [0.1, 0.1], "c": [0.7]}
+    assert controller.lengths(requests, survivals) == {"a": 2, "b": 0, "c": 1}
+
+
+def test_a_stair_is_climbed_only_if_there_is_enough_on_it() -> None:
+    controller = make_controller(lambda n: 0.010 if n <= 4 else 0.018)
+    request = make_request()
+    few, many = [0.9, 0.8, 0.7, 0.1, 0.1], [0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.93, 0.92]
+    assert controller.lengths([request], {"r": few}) == {"r": 3}
+    assert controller.lengths([request], {"r": many}) == {"r": 8}
 
 
 def test_more_rows_make_drafts_shorter_where_a_step_costs_by_its_tokens() -> None:
     # 20 ms for the weights and 1 ms for each token.
-    controller, request = make_controller(lambda n: 0.020 + 0.001 * n), make_request()
-    for _ in range(50):
-        controller.observe(request, "suffix", num_draft_tokens=4, num_accepted_tokens=3)
-    lengths = [controller.max_draft_tokens(request, "suffix", num_rows=n) for n in (1, 4, 16, 30)]
+    controller = make_controller(lambda n: 0.020 + 0.001 * n)
+    requests = [make_request(request_id=str(row)) for row in range(30)]
+    learn(controller, requests[0], [RIGHT] * 3 + [WRONG], times=50)
+    lengths = [length(controller, *requests[:num_rows]) for num_rows in (1, 4, 16, 30)]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > 2 >= lengths[-1]
-
-
-def test_the_length_chosen_gives_the_most_tokens_per_second() -> None:
-    controller, request = make_controller(lambda n: 0.005 + 0.001 * n), make_request()
-    for _ in range(200):
-        controller.observe(request, "suffix", num_draft_tokens=1, num_accepted_tokens=1)
-        controller.observe(request, "suffix", num_draft_tokens=1, num_accepted_tokens=0)
-    # Half are accepted, so k drafted tokens give 1, 1.5, 1.75, 1.875 in 6, 7, 8, 9 ms.
-    assert controller.max_draft_tokens(request, "suffix", num_rows=1) == 2
 
 
 def test_slow_drafting_makes_model_drafts_shorter() -> None:
@@ -188,40 +218,38 @@ def test_slow_drafting_makes_model_drafts_shorter() -> None:
     for draft_seconds in (0.0001, 0.008):
         controller, request = make_controller(), make_request()
         controller.cost.observe_drafting(4, 4 * draft_seconds)
-        for _ in range(50):
-            controller.observe(request, "draft_model", num_draft_tokens=5, num_accepted_tokens=4)
-        lengths.append(controller.max_draft_tokens(request, "draft_model", num_rows=1))
+        learn(controller, request, [RIGHT] * 4 + [WRONG], kind="draft_model", times=50)
+        lengths.append(model_length(controller, request))
     assert lengths[0] > lengths[1]
 
 
-def test_step_costs_are_interpolated_between_the_shapes_seen() -> None:
-    cost = StepCost()
-    assert cost.seconds(3) == cost.seconds(9)  # nothing is known: every shape is as good
-    cost.observe(2, 0.010)
-    cost.observe(6, 0.030)
-    seconds = [cost.seconds(n) for n in (1, 2, 3, 4, 6, 100)]
-    assert seconds == pytest.approx([0.010, 0.010, 0.015, 0.020, 0.030, 0.030])
+@pytest.mark.parametrize("pinned", [None, 4])
+def test_a_model_is_not_asked_where_a_lookup_is_worth_more(pinned: int | None) -> None:
+    controller, request = make_controller(), make_request(num_speculative_tokens=pinned)
+    controller.cost.observe_drafting(1, 0.001)
+    assert model_length(controller, request, lookup=[0.99] * 6) == 0
+    assert model_length(controller, request, lookup=[0.05]) > 0
 
 
-def test_drafting_costs_by_the_token() -> None:
-    cost = StepCost()
-    cost.observe(4, 0.010)
-    cost.observe_drafting(5, 0.010)
-    assert cost.seconds(4, 3) == pytest.approx(0.010 + 3 * 0.002)
+def test_a_model_that_was_given_up_is_tried_now_and_then_for_a_bounded_share_of_time() -> None:
+    controller, request = make_controller(), make_request()
+    controller.cost.observe_drafting(1, 0.002)
+    learn(controller, request, [WRONG], kind="draft_model", times=100)
+    lengths = [model_length(controller, request) for _ in range(1000)]
+    extra = sum(nearly_flat(1 + n) - nearly_flat(1) + 0.002 * n for n in lengths)
+    assert 0 < extra <= 0.01 * 1000 * nearly_flat(1)
+    assert set(lengths) == {0, 2}
 
 
-def test_one_slow_step_hardly_changes_the_cost_and_a_lasting_change_is_learned() -> None:
-    cost = StepCost()
-    cost.observe(1, 0.010)
-    cost.observe(1, 10.0)
-    assert cost.seconds(1) < 0.012
-    for _ in range(100):
-        cost.observe(1, 0.030)
-    assert cost.seconds(1) == pytest.approx(0.030, rel=0.01)
-
-
-def test_tokens_behind_the_first_rejected_one_are_not_counted_as_tried() -> None:
-    short, long = AcceptanceRate(), AcceptanceRate()
-    short.observe(num_draft_tokens=3, num_accepted_tokens=2)
-    long.observe(num_draft_tokens=15, num_accepted_tokens=2)
-    assert short.estimate(0.5) == long.estimate(0.5) == pytest.approx((2 + 0.5 * 2) / (3 + 2))
+def test_a_model_that_is_right_again_is_used_again() -> None:
+    controller, request = make_controller(), make_request()
+    controller.cost.observe_drafting(1, 0.0005)
+    learn(controller, request, [WRONG], kind="draft_model", times=200)
+    lengths = []
+    for _ in range(600):
+        lengths.append(model_length(controller, request))
+        if lengths[-1]:
+            proposal = propose(lengths[-1])
+            controller.observe(request, "draft_model", proposal, [RIGHT] * (lengths[-1] + 1))
+    assert lengths[0] == 0
+    assert lengths[-1] == MAX_LENGTH

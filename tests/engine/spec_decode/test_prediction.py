@@ -78,12 +78,26 @@ def request(prediction: list[int], output: list[int]) -> Request:
 )
 def test_what_follows_the_place_is_drafted(prediction, output, max_tokens, draft) -> None:
     wanted = DraftRequest(request(prediction, output), max_tokens)
-    assert PredictionProposer().propose([wanted]).get("r") == draft
+    proposal = PredictionProposer().propose([wanted]).get("r")
+    assert (None if proposal is None else proposal.token_ids) == draft
+
+
+def test_a_draft_is_trusted_more_the_longer_the_output_has_followed() -> None:
+    def confidences(output: list[int]) -> tuple[float, ...]:
+        return (
+            PredictionProposer()
+            .propose([DraftRequest(request(PREDICTION, output), 2)])["r"]
+            .confidences
+        )
+
+    start, later = confidences([]), confidences([1, 2, 3, 4, 5])
+    found_again = confidences([1, 2, 3, 4, 5, 9, 4, 5, 6])
+    assert start[0] < start[1] < found_again[0] < later[0] < later[1] < 1
 
 
 def test_a_request_id_that_comes_again_starts_at_the_beginning() -> None:
     proposer = PredictionProposer()
     first = request(PREDICTION, [1, 2, 3])
-    assert proposer.propose([DraftRequest(first, 2)]) == {"r": (4, 5)}
+    assert proposer.propose([DraftRequest(first, 2)])["r"].token_ids == (4, 5)
     proposer.finish(first)
-    assert proposer.propose([DraftRequest(request([4, 5], []), 2)]) == {"r": (4, 5)}
+    assert proposer.propose([DraftRequest(request([4, 5], []), 2)])["r"].token_ids == (4, 5)
