@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from app import __version__
-from app.bench import BenchError, run_bench
+from app.bench.bench_error import BenchError
+from app.bench.command import add_bench_flags, run_bench
 from app.errors import EngineFailedError
 from app.log_format import configure_logging
 from app.model_source import DEFAULT_MODEL, ModelSourceError, default_cache_dir, resolve_model
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("`tandem serve --help` lists the flags.", file=sys.stderr)
         return USAGE_EXIT_CODE
     except (CommandError, ModelSourceError, BenchError) as error:
-        print(f"tandem: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"tandem: {line}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0
@@ -58,14 +60,12 @@ def _other_command(arguments: list[str]) -> int:
     fetch = commands.add_parser("fetch", help="download a model and print its folder")
     fetch.add_argument("--model", help=f"Hugging Face id or local folder [{DEFAULT_MODEL}]")
     fetch.add_argument("--cache-dir", type=Path, default=default_cache_dir())
-    bench = commands.add_parser("bench", help="measure speculation off and on")
-    bench.add_argument(
-        "--prompts", type=Path, required=True, help="JSON lines with kind, prompt, max_tokens"
-    )
-    bench.add_argument("serve_flags", nargs="*", help="after --: flags for the server it starts")
+    bench = commands.add_parser("bench", help="compare speculation off and on, by prompt")
+    add_bench_flags(bench)
     options = parser.parse_args(arguments)
     if options.command == "bench":
-        print(run_bench(options.prompts, options.serve_flags))
+        for text in run_bench(options, bench.error):
+            print(text, end="\n\n", flush=True)
     else:
         print(resolve_model(options.model, options.cache_dir))
     return 0

@@ -12,6 +12,7 @@ SHARED = {"engine.messages", "engine.config"}
 HTTP = {"app", "fastapi", "starlette", "uvicorn", "pydantic", "pydantic_settings"}
 # Which other packages of app/ each of them may use; modules of app/ itself are not meant.
 USES = {
+    "bench": set(),
     "dispatch": set(),
     "api": set(),
     "text": {"api"},

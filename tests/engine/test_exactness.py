@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +19,8 @@ from engine.messages import AddRequest
 from engine.process import build_core
 from tests.engine.driver import Generation, add_request, run, run_one
 
-PROMPTS = [
-    json.loads(line)
-    for line in (Path(__file__).parents[1] / "data" / "prompts.jsonl").read_text().splitlines()
-]
+PROMPTS_FILE = Path(__file__).parents[2] / "app" / "bench" / "prompts.jsonl"
+PROMPTS = [json.loads(line) for line in PROMPTS_FILE.read_text().splitlines()]
 ORACLE_PROMPTS = sorted((p["prompt"] for p in PROMPTS), key=len)[:22]
 NUM_TOKENS = 20
 NUM_ORACLE_TOKENS = 64
@@ -86,7 +85,15 @@ def draft_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+WAYS: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float32": {"dtype": "float32"},
+    "int8": {"quantization": "int8"},
+    "torch": {"dtype": "bfloat16", "kernels": "torch"},
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def cores(
     request: pytest.FixtureRequest, model_dir: Path, draft_dir: Path
 ) -> dict[str, EngineCore]:
@@ -95,7 +102,7 @@ def cores(
         method: build_core(
             EngineConfig(
                 model_path=str(model_dir),
-                dtype=request.param,
+                **WAYS[request.param],
                 max_model_len=1024,
                 enable_prefix_caching=method != "none",
                 speculative=SpeculativeConfig(method=method, draft_model_path=str(draft_dir)),
