@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import uvloop
 
 from app import __version__
 from app.bench.bench_error import BenchError
@@ -82,17 +83,15 @@ def _serve(settings: Settings) -> int:
         ) from error
     with listener:
         model_path = resolve_model(settings.model, settings.cache_dir)
-        tokenizer = Tokenizer.from_folder(model_path)
         tokenizer_config = _tokenizer_config(settings, model_path)
-        draft_model_path = _draft_model(settings, tokenizer)
+        draft_model_path = _draft_model(settings, model_path)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = f"http://{host}:{listener.getsockname()[1]}"
         try:
-            asyncio.run(
+            uvloop.run(
                 serve(
                     settings,
                     settings.engine_config(model_path, draft_model_path),
-                    tokenizer,
                     tokenizer_config,
                     listener,
                     lambda model: _announce(settings.model_name, url, model),
@@ -116,12 +115,13 @@ def _tokenizer_config(settings: Settings, folder: Path) -> TokenizerConfig:
     return config
 
 
-def _draft_model(settings: Settings, tokenizer: Tokenizer) -> Path | None:
+def _draft_model(settings: Settings, model_path: Path) -> Path | None:
     """The folder of the draft model, which must mean the same by every token id."""
     draft_model = settings.speculative_config.model
     if draft_model is None:
         return None
     path = resolve_model(draft_model, settings.cache_dir)
+    tokenizer = Tokenizer.from_folder(model_path)
     draft_tokenizer = Tokenizer.from_folder(path)
     if not tokenizer.same_vocabulary(draft_tokenizer):
         raise CommandError(

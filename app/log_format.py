@@ -10,11 +10,13 @@ import logging
 import re
 import sys
 import time
+from contextvars import ContextVar
 from typing import Any, Literal
 
-from app.http.request_id import current_request_id
-
 LogFormat = Literal["text", "json"]
+
+# A task of its own serves each request.
+current_request_id: ContextVar[str] = ContextVar("current_request_id", default="")
 
 # C0, DEL, C1, the line and paragraph separators, and what turns the direction of text around.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -5,11 +5,14 @@ Rates are left to the reader: tokens per second and acceptance are quotients of 
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from app.token_histogram import TokenHistogram
 from engine.messages import FinishReason, StepPhase, StepStats
 
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
@@ -45,6 +48,7 @@ class Metrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._num_queued = 0
         self._num_waiting_in_engine = 0
+        self._pending = _TokenCounts()
         self.num_running = 0
         self._create_engine_series()
         self._create_request_series()
@@ -56,6 +60,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The Prometheus text format."""
+        self._settle()
         return generate_latest(self._registry)
 
     def record_engine(self, *, up: bool, ready: bool) -> None:
@@ -97,24 +102,32 @@ class Metrics:
 
     def record_later_tokens(self, *, seconds: float, num_tokens: int) -> None:
         """Tokens of one step share its time: the sum is the time, the count the tokens."""
-        for _ in range(num_tokens):
-            self._inter_token_seconds.observe(seconds / num_tokens)
+        self._inter_token_seconds.observe(seconds / num_tokens, num_tokens)
 
     def record_tokens(
         self, *, num_tokens: int, num_draft_tokens: int, num_accepted_tokens: int
     ) -> None:
         """Tokens that one step gave to a client; none behind a stop."""
-        self._generation_tokens.inc(num_tokens)
+        self._pending.num_tokens += num_tokens
         if num_draft_tokens:
-            self._drafts.inc(1)
-            self._draft_tokens.inc(num_draft_tokens)
-            self._accepted_tokens.inc(num_accepted_tokens)
-        for series in self._accepted_per_position[:num_accepted_tokens]:
-            series.inc(1)
+            self._pending.num_drafts += 1
+            self._pending.num_draft_tokens += num_draft_tokens
+            self._pending.num_drafts_by_accepted[num_accepted_tokens] += 1
 
     def record_finished(self, finish_reason: FinishReason, seconds: float) -> None:
         self._requests[finish_reason].inc(1)
         self._e2e_seconds.observe(seconds)
+
+    def _settle(self) -> None:
+        """Move what was counted since the last look into the series."""
+        counts, self._pending = self._pending, _TokenCounts()
+        self._generation_tokens.inc(counts.num_tokens)
+        self._drafts.inc(counts.num_drafts)
+        self._draft_tokens.inc(counts.num_draft_tokens)
+        for num_accepted, num_drafts in counts.num_drafts_by_accepted.items():
+            self._accepted_tokens.inc(num_accepted * num_drafts)
+            for series in self._accepted_per_position[:num_accepted]:
+                series.inc(num_drafts)
 
     def _record_load(self, num_running: int, num_waiting: int, kv_cache_usage: float) -> None:
         self.num_running = num_running
@@ -174,9 +187,13 @@ class Metrics:
         self._first_token_seconds = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS
         )
-        self._inter_token_seconds = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of a request.", TOKEN_BUCKETS
+        name = "inter_token_latency_seconds"
+        self._inter_token_seconds = TokenHistogram(
+            {f"tandem_{name}": {}, f"vllm:{name}": self._labels},
+            "Between two tokens of a request.",
+            TOKEN_BUCKETS,
         )
+        self._registry.register(self._inter_token_seconds)
         self._e2e_seconds = self._histogram(
             "e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_BUCKETS
         )
@@ -253,6 +270,16 @@ class Metrics:
             for value in values:
                 series[value].append(vllm.labels(**self._labels, **{alias_label: value}))
         return {value: _Series(names) for value, names in series.items()}
+
+
+@dataclass(slots=True)
+class _TokenCounts:
+    """What steps add to the counters, which are too slow for every token."""
+
+    num_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_drafts_by_accepted: Counts[int] = field(default_factory=Counts)
 
 
 class _Series:

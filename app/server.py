@@ -1,4 +1,7 @@
-"""The running server: engine supervisor, its client and uvicorn, started and ended together."""
+"""The running server: engine supervisor, its client and uvicorn, started and ended together.
+
+The engine takes the longest, so it starts first, and the HTTP side is made while it loads.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,23 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import uvicorn
+from typing import TYPE_CHECKING, Any
 
 from app.dispatch.engine_client import ZmqEngineClient
-from app.dispatch.engine_process import EngineProcess
+from app.dispatch.engine_process import ENGINE_COMMAND, EngineProcess
 from app.dispatch.engine_supervisor import EngineSupervisor
 from app.dispatch.request_queue import RequestQueue
-from app.errors import ServerStoppingError
-from app.http.http_protocol import http_options
-from app.http.http_server import HttpServer
-from app.main import create_app
 from app.metrics import Metrics
 from app.settings import Settings
-from app.text.grammar import GrammarResolver
-from app.text.tokenizer import Tokenizer
 from app.text.tokenizer_config import TokenizerConfig
 from engine.config import EngineConfig
 from engine.messages import EngineReady
 
-# Load balancers keep connections for 60 s; closing first would make their next request fail.
-KEEP_ALIVE_SECONDS = 75
-# For readers to take what was written, at the very end.
-LAST_ANSWER_SECONDS = 3
+if TYPE_CHECKING:
+    from app.http_side import HttpSide
+
 EXPIRY_SECONDS = 0.25
 
 
@@ -51,10 +45,11 @@ def bind_socket(host: str, port: int) -> socket.socket:
 async def serve(
     settings: Settings,
     engine_config: EngineConfig,
-    tokenizer: Tokenizer,
     tokenizer_config: TokenizerConfig,
     listener: socket.socket,
     on_ready: Callable[[EngineReady], None],
+    *,
+    engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> None:
     """Serve until a signal comes; raises EngineFailedError when the engine cannot be started."""
     metrics = Metrics(
@@ -66,38 +61,28 @@ async def serve(
     supervisor = EngineSupervisor(
         client,
         metrics,
-        lambda: EngineProcess(engine_config),
+        lambda: EngineProcess(engine_config, command=engine_command),
         hang_seconds=settings.engine_hang_seconds,
         max_crashes=settings.max_engine_crashes,
     )
-    grammars = GrammarResolver(Path(engine_config.model_path) / "tokenizer.json")
-    application = create_app(
-        settings,
-        client,
-        tokenizer,
-        metrics,
-        tokenizer_config=tokenizer_config,
-        grammars=grammars,
-    )
-    server = HttpServer(
-        uvicorn.Config(
-            application,
-            **http_options(settings),
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=LAST_ANSWER_SECONDS,
-        ),
-        drain_seconds=settings.shutdown_timeout,
-        on_drain=client.stop_accepting,
-        on_deadline=lambda: client.end_requests(ServerStoppingError()),
-    )
-    with _signals(server.request_exit):
+    model_path = Path(engine_config.model_path)
+
+    def create_http_side() -> HttpSide:
+        # Half of its time is this import.
+        from app.http_side import HttpSide
+
+        return HttpSide(settings, model_path, tokenizer_config, client, metrics)
+
+    starting = asyncio.ensure_future(asyncio.to_thread(create_http_side))
+    with _signals(lambda: _request_exit(starting)):
         async with _running(
-            _supervise(supervisor, client, server), _announce(client, on_ready), _expire(client)
+            _supervise(supervisor, client, starting),
+            _announce(client, starting, on_ready),
+            _expire(client),
         ):
-            try:
-                await server.serve(sockets=[listener])
-            finally:
-                await grammars.close()
+            await asyncio.wait({starting})
+            if not starting.cancelled():
+                await starting.result().serve(listener)
 
 
 def _create_client(settings: Settings, metrics: Metrics) -> ZmqEngineClient:
@@ -106,6 +91,14 @@ def _create_client(settings: Settings, metrics: Metrics) -> ZmqEngineClient:
         max_num_tokens=settings.max_num_queued_tokens,
     )
     return ZmqEngineClient(queue, metrics, max_queue_seconds=settings.max_queue_seconds)
+
+
+def _request_exit(starting: asyncio.Future[HttpSide]) -> None:
+    """What a signal does."""
+    if not starting.done():
+        starting.cancel()
+    elif not starting.cancelled():
+        starting.result().server.request_exit()
 
 
 @contextlib.contextmanager
@@ -137,19 +130,25 @@ async def _running(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None
 
 
 async def _supervise(
-    supervisor: EngineSupervisor, client: ZmqEngineClient, server: HttpServer
+    supervisor: EngineSupervisor, client: ZmqEngineClient, starting: asyncio.Future[HttpSide]
 ) -> None:
     """Without a supervisor nobody would be answered."""
     try:
         await supervisor.run()
     except Exception as error:
         client.fail(str(error))
-        server.should_exit = True
+        (await starting).server.should_exit = True
         raise
 
 
-async def _announce(client: ZmqEngineClient, on_ready: Callable[[EngineReady], None]) -> None:
-    on_ready(await client.wait_ready())
+async def _announce(
+    client: ZmqEngineClient,
+    starting: asyncio.Future[HttpSide],
+    on_ready: Callable[[EngineReady], None],
+) -> None:
+    model = await client.wait_ready()
+    await starting
+    on_ready(model)
 
 
 async def _expire(client: ZmqEngineClient) -> None:

@@ -171,6 +171,8 @@ class ChoiceDecoder:
             ]
             self._entries = []
             return entries
+        if not self._entries:
+            return []
         num_ready = sum(entry.text_offset <= end for entry in self._entries)
         entries, self._entries = self._entries[:num_ready], self._entries[num_ready:]
         return entries

@@ -70,12 +70,16 @@ class Generation:
                 outputs = await stream.get(self._patience(idle_seconds))
                 if not outputs:
                     self._check_deadline()
-                changed = [choice for output in outputs for choice in self._append(output)]
-                for choice in changed:
+                changed: dict[str, Choice] = {}
+                for output in outputs:
+                    choice = self._append(output)
+                    if choice is None:
+                        continue
+                    changed[output.request_id] = choice
                     if choice.decoder.finish_reason is not None:
                         # Unknown to the engine where a stop string ended it.
-                        stream.abort(choice.request.request_id)
-                yield [choice.decoder.take() for choice in _once_each(changed)]
+                        stream.abort(output.request_id)
+                yield [choice.decoder.take() for choice in changed.values()]
         except EngineFailedError:
             reason = "error"
             raise
@@ -123,11 +127,11 @@ class Generation:
         left = max(self._timeout - self._num_seconds(), 0)
         return left if idle_seconds is None else min(left, idle_seconds)
 
-    def _append(self, output: RequestOutput) -> list[Choice]:
+    def _append(self, output: RequestOutput) -> Choice | None:
         """The choice that the output changed, if it still takes any."""
         choice = self._unfinished.get(output.request_id)
         if choice is None:
-            return []
+            return None
         if output.finish_reason in ("error", "abort"):
             raise EngineFailedError(output.error or "The engine gave this request up.")
         self._record_prompt(choice, output)
@@ -136,7 +140,7 @@ class Generation:
         if choice.decoder.finish_reason is not None:
             del self._unfinished[output.request_id]
             self._metrics.record_finished(choice.decoder.finish_reason, self._num_seconds())
-        return [choice]
+        return choice
 
     def _record_prompt(self, choice: Choice, output: RequestOutput) -> None:
         if output.queue_seconds is None:
@@ -173,7 +177,3 @@ class Generation:
             seconds = now - choice.last_token_time
             self._metrics.record_later_tokens(seconds=seconds, num_tokens=num_tokens)
         choice.last_token_time = now
-
-
-def _once_each(choices: list[Choice]) -> list[Choice]:
-    return list({choice.request.request_id: choice for choice in choices}.values())

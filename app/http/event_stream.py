@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+import msgspec
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -15,8 +16,8 @@ from app.http.error_response import error_body
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE = ": keep-alive\n\n"
-DONE = "data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 class EventStreamResponse(StreamingResponse):
@@ -43,17 +44,27 @@ class EventStreamResponse(StreamingResponse):
             await self._rest.aclose()
 
 
-def event(data: Mapping[str, Any]) -> str:
-    return f"data: {encode_json(data)}\n\n"
+def event(data: Mapping[str, Any]) -> bytes:
+    # Much faster, and the same bytes, but for the way in which floats are written.
+    encoded = msgspec.json.encode(data) if _is_text(data) else encode_json(data).encode()
+    return b"data: %b\n\n" % encoded
 
 
 def encode_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+def _is_text(data: Mapping[str, Any]) -> bool:
+    """Whether it is a chunk with nothing but text, in which there are no floats."""
+    choices = data.get("choices")
+    if not choices or "prompt_logprobs" in data:
+        return False
+    return not any(choice["logprobs"] or "prompt_logprobs" in choice for choice in choices)
+
+
 async def _events(
     first: Mapping[str, Any] | None, rest: AsyncGenerator[Mapping[str, Any] | None, None]
-) -> AsyncGenerator[str, None]:
+) -> AsyncGenerator[bytes, None]:
     try:
         yield KEEP_ALIVE if first is None else event(first)
         async for item in rest:

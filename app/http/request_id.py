@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.generation_request import REQUEST_ID_PATTERN
+from app.log_format import current_request_id
 
 HEADER = "X-Request-Id"
-
-# For log lines: a task of its own serves each request.
-current_request_id: ContextVar[str] = ContextVar("current_request_id", default="")
 
 
 class RequestIdMiddleware:

@@ -44,10 +44,29 @@ class ByteLevelDetokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_inside_character = False
         self.num_chars = 0
         self.token_offset = 0
 
     def append(self, token_id: int) -> str:
+        text = None
+        if not self._is_inside_character:
+            text = self._tokenizer.whole_text(
+                token_id, skip_special_tokens=self._skip_special_tokens
+            )
+        if text is None:
+            return self._append_bytes(token_id)
+        self.token_offset = self.num_chars
+        self.num_chars += len(text)
+        return text
+
+    def finish(self) -> str:
+        text = self._decoder.decode(b"", final=True)
+        self._is_inside_character = False
+        self.num_chars += len(text)
+        return text
+
+    def _append_bytes(self, token_id: int) -> str:
         dropped = self._tokenizer.is_dropped(
             token_id, skip_special_tokens=self._skip_special_tokens
         )
@@ -58,11 +77,8 @@ class ByteLevelDetokenizer:
         breaks_character = pending and first and first.encode() != pending + token_bytes[:1]
         self.token_offset = self.num_chars + (1 if breaks_character else 0)
         text = first + self._decoder.decode(token_bytes[1:])
-        self.num_chars += len(text)
-        return text
-
-    def finish(self) -> str:
-        text = self._decoder.decode(b"", final=True)
+        pending, _ = self._decoder.getstate()
+        self._is_inside_character = bool(pending)
         self.num_chars += len(text)
         return text
 

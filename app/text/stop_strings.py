@@ -16,6 +16,8 @@ class StopStringMatcher:
 
     def __init__(self, stop_strings: Sequence[str], *, keep_match: bool = False) -> None:
         self._stops = [_StopString(text) for text in stop_strings]
+        self._first_characters = frozenset(text[:1] for text in stop_strings)
+        self._num_matched = 0
         self._keep_match = keep_match
         self._held = ""
         self.matched = False
@@ -23,9 +25,9 @@ class StopStringMatcher:
     def feed(self, text: str, *, may_stop: bool = True) -> str:
         """The text that is now certain. Stops that complete while not `may_stop` are plain text."""
         assert not self.matched, "nothing follows a stop"
-        text = self._held + text
-        if not self._stops:
+        if not self._num_matched and self._first_characters.isdisjoint(text):
             return text
+        text = self._held + text
         for end in range(len(self._held) + 1, len(text) + 1):
             # Of those that complete here, the one that begins first.
             length = max(stop.advance(text[end - 1]) for stop in self._stops)
@@ -33,9 +35,10 @@ class StopStringMatcher:
                 self._held = ""
                 self.matched = True
                 return text[: end if self._keep_match else end - length]
+        self._num_matched = max(stop.num_matched for stop in self._stops)
         if self._keep_match:
             return text
-        num_certain = len(text) - max(stop.num_matched for stop in self._stops)
+        num_certain = len(text) - self._num_matched
         self._held = text[num_certain:]
         return text[:num_certain]
 

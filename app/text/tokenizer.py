@@ -28,6 +28,7 @@ class Tokenizer:
         added_tokens = backend.get_added_tokens_decoder()
         self._special = {token.content for token in added_tokens.values() if token.special}
         self._texts: dict[int, str] = {}
+        self._whole_texts: dict[bool, dict[int, str | None]] = {True: {}, False: {}}
         self._byte_values = _byte_level_values()
         self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
@@ -87,6 +88,14 @@ class Tokenizer:
         except KeyError:  # an added token, written as it is
             return piece.encode()
 
+    def whole_text(self, token_id: int, *, skip_special_tokens: bool = True) -> str | None:
+        """What `decode` makes of the token's bytes; None if they are no whole characters."""
+        texts = self._whole_texts[skip_special_tokens]
+        if token_id not in texts:
+            dropped = self.is_dropped(token_id, skip_special_tokens=skip_special_tokens)
+            texts[token_id] = _decoded(b"" if dropped else self.token_bytes(token_id))
+        return texts[token_id]
+
     def token_text(self, token_id: int) -> str:
         r"""The token as logprobs show it: text, or `bytes:\xe4` if it is a part of a character."""
         text = self._texts.get(token_id)
@@ -104,11 +113,16 @@ class Tokenizer:
         }
 
 
-def _shown(token_bytes: bytes) -> str:
+def _decoded(token_bytes: bytes) -> str | None:
     try:
         return token_bytes.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+        return None
+
+
+def _shown(token_bytes: bytes) -> str:
+    text = _decoded(token_bytes)
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes) if text is None else text
 
 
 def _max_chars_per_token(backend: tokenizers.Tokenizer) -> int:

@@ -1,18 +1,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
 
 import msgspec
 import pytest
+import tokenizers
 import uvicorn
+from tokenizers import models
 
 from app.dispatch.engine_process import EngineProcess
+from app.errors import EngineFailedError
 from app.http.http_server import HttpServer
-from app.server import bind_socket
+from app.server import bind_socket, serve
+from app.settings import Settings
+from app.text.tokenizer_config import TokenizerConfig
 from engine.config import EngineConfig
 from engine.messages import STEP_FILE_NAME
+
+HANG_SECONDS = 60
 
 MakeServer = Callable[[float], HttpServer]
 
@@ -128,3 +139,37 @@ def test_an_engine_that_was_in_no_step_blames_nobody(record):
         process.folder.joinpath(STEP_FILE_NAME).write_bytes(record)
     assert process.running_request_ids() == []
     process.remove_folder()
+
+
+@pytest.fixture
+def serving(tmp_path) -> Iterator[Callable[[str], Coroutine[Any, Any, None]]]:
+    """A whole server, over a Python program in the engine's place."""
+    vocabulary = models.WordLevel({"a": 0}, unk_token="a")
+    tokenizers.Tokenizer(vocabulary).save(str(tmp_path / "tokenizer.json"))
+    listener = bind_socket("127.0.0.1", 0)
+
+    def create(engine: str) -> Coroutine[Any, Any, None]:
+        return serve(
+            Settings(),
+            EngineConfig(model_path=str(tmp_path)),
+            TokenizerConfig(),
+            listener,
+            lambda _: None,
+            engine_command=(sys.executable, "-c", engine),
+        )
+
+    with listener:
+        yield create
+
+
+async def test_an_engine_that_does_not_start_ends_the_server_with_a_reason(serving):
+    with pytest.raises(EngineFailedError, match="ended with code 3"):
+        await asyncio.wait_for(serving("raise SystemExit(3)"), HANG_SECONDS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_a_server_whose_http_side_is_not_there_yet(serving, number):
+    task = asyncio.create_task(serving("import time; time.sleep(1000)"))
+    await asyncio.sleep(0)
+    os.kill(os.getpid(), number)
+    await asyncio.wait_for(task, HANG_SECONDS)
