@@ -14,7 +14,6 @@ import uvloop
 
 from app import __version__
 from app.bench.bench_error import BenchError
-from app.bench.command import add_bench_flags, run_bench
 from app.errors import EngineFailedError
 from app.log_format import configure_logging
 from app.model_source import DEFAULT_MODEL, ModelSourceError, default_cache_dir, resolve_model
@@ -54,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _other_command(arguments: list[str]) -> int:
+    # Here, since it would hold up `tandem serve`.
+    from app.bench.command import add_bench_flags, run_bench
+
     parser = argparse.ArgumentParser(prog="tandem", description="Exact speculative decoding.")
     parser.add_argument("--version", action="version", version=f"tandem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="serve | fetch | bench")

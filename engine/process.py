@@ -145,14 +145,18 @@ def _load(model_path: str, config: EngineConfig) -> Backend:
 
 def _measure_steps(backend: Backend, cost: StepCost) -> None:
     """Time one row of each width, so that the first drafts have a sensible length."""
-    for width in (w for w in backend.info.widths if w <= backend.info.max_model_len):
-        row = ForwardRow(slot_id=0, start_position=0, token_ids=(0,) * width, num_logits=width)
-        # The second time counts: the first one gets kernels and memory ready.
-        for _ in range(2):
-            started = time.perf_counter()
-            backend.forward((row,))
-            seconds = time.perf_counter() - started
-        cost.observe(width, seconds)
+    widths = [w for w in backend.info.widths if w <= backend.info.max_model_len]
+    # The first step gets kernels and memory ready.
+    _seconds_of_step(backend, widths[-1])
+    for width in widths:
+        cost.observe(width, _seconds_of_step(backend, width))
+
+
+def _seconds_of_step(backend: Backend, width: int) -> float:
+    row = ForwardRow(slot_id=0, start_position=0, token_ids=(0,) * width, num_logits=width)
+    started = time.perf_counter()
+    backend.forward((row,))
+    return time.perf_counter() - started
 
 
 def _proposers(config: EngineConfig, target: Backend) -> list[Proposer]:

@@ -24,6 +24,8 @@ _CANDIDATE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 32, 64, 128)
 _MIN_PROBE_ROWS = 128
 _MIN_PROBE_VALUES = 2**16
 _PROBE_LAYERS = 2
+# Each compares a whole vocabulary of logits for each row.
+_MAX_PROBES = 8
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16, 32, 64, 128)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
@@ -148,9 +150,10 @@ class _RowProbe:
         self._reference = torch.cat([self._run(start, REFERENCE_COUNT) for start in starts])
 
     def is_exact(self, count: int) -> bool:
+        starts = range(0, self._num_rows - count + 1, count)[:_MAX_PROBES]
         return all(
             torch.equal(self._run(start, count), self._reference[start : start + count])
-            for start in range(0, max(count, self._num_rows // 2) - count + 1, count)
+            for start in starts
         )
 
     def _run(self, start: int, count: int) -> torch.Tensor:

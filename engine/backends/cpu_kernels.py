@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from engine.backends.bfloat16_linear import NativeBfloat16Linear
 from engine.backends.int8_linear import Int8Linear, NativeInt8Linear
 from engine.backends.native_attention import NativeSlotAttention, supports_native
 from engine.backends.native_library import load_native_library
@@ -28,10 +29,16 @@ class CpuKernels:
 
     def linear(self, quantization: Quantization | None) -> LinearFactory:
         if quantization is None:
-            return PackedLinear if supports_packing(self._dtype) else PlainLinear
+            return self._exact_linear()
         if self._library is None or not self._library.tandem_int8_supported():
             return Int8Linear
         return partial(NativeInt8Linear, library=self._library)
+
+    def _exact_linear(self) -> LinearFactory:
+        is_bfloat16 = self._dtype == torch.bfloat16
+        if self._library is not None and is_bfloat16 and self._library.tandem_bfloat16_supported():
+            return partial(NativeBfloat16Linear, library=self._library)
+        return PackedLinear if supports_packing(self._dtype) else PlainLinear
 
     def norm(self) -> Norm:
         if self._library is None or not self._library.tandem_avx512_supported():

@@ -19,7 +19,7 @@ _OPENMP_NAMES = ("libgomp", "libiomp5", "libomp")
 
 def load_native_library() -> ctypes.CDLL | None:
     """None where there is none of these very sources; torch must be loaded before."""
-    sources = sorted(_FOLDER.glob("*.cpp"))
+    sources = sorted([*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h")])
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     path = _FOLDER / f"native-{digest}.so"
     openmp = _loaded_openmp()
@@ -49,6 +49,8 @@ def _with_types(library: ctypes.CDLL) -> ctypes.CDLL:
         *(number, pointer, pointer, number, number),
         *(ctypes.c_float, pointer),
     ]
+    library.tandem_linear_bfloat16.restype = None
+    library.tandem_linear_bfloat16.argtypes = [pointer, pointer, number, number, pointer, pointer]
     library.tandem_linear_int8.restype = None
     library.tandem_linear_int8.argtypes = [
         *(pointer, number) * 2,

@@ -7,7 +7,8 @@ that packed weights or tensor parallelism need no second model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,15 @@ class Linear(Protocol):
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """`linear(x) + residual`"""
+        ...
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A linear layer that can give its weights back, so that an embedding need not keep them."""
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """`[num_indices]` to `[num_indices, in_features]`"""
         ...
 
 
@@ -69,8 +79,8 @@ class Decoder(nn.Module):
     """Embedding, layers and head over a flat list of tokens. Which token belongs to which request
     is the attention's business."""
 
-    embedding: torch.Tensor
     norm: torch.Tensor
+    _embed: Callable[[torch.Tensor], torch.Tensor]
 
     def __init__(
         self,
@@ -87,17 +97,19 @@ class Decoder(nn.Module):
         self._norm = norm
         vocab_shape = (config.vocab_size, config.hidden_size)
         embedding = weights.expect("model.embed_tokens.weight", vocab_shape).to(dtype)
-        self.register_buffer("embedding", embedding)
         self.layers = nn.ModuleList(
             DecoderLayer(config, index, weights, linear=linear, norm=norm, dtype=dtype)
             for index in range(config.num_layers)
         )
-        self.register_buffer(
-            "norm", weights.expect("model.norm.weight", (config.hidden_size,)).to(dtype)
-        )
+        final_norm = weights.expect("model.norm.weight", (config.hidden_size,))
+        self.register_buffer("norm", final_norm.to(dtype, copy=True))
         tied = config.tie_word_embeddings
         head = embedding if tied else weights.expect("lm_head.weight", vocab_shape).to(dtype)
         self.head = linear(head, None)
+        if tied and isinstance(self.head, RowSource):
+            self._embed = self.head.rows
+        else:
+            self._embed = partial(F.embedding, weight=embedding.clone())
         self.rotary = RotaryTable(config, max_positions=max_positions, dtype=dtype)
 
     def forward(
@@ -108,7 +120,7 @@ class Decoder(nn.Module):
         num_layers: int | None = None,
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
         """Hidden states behind the last layer, before the final norm. Few layers serve probing."""
-        hidden = F.embedding(input_ids, self.embedding)
+        hidden = self._embed(input_ids)
         cos, sin = self.rotary.at(positions)
         for layer in self.layers[:num_layers]:
             hidden = layer(hidden, cos, sin, attention)
@@ -198,7 +210,10 @@ class DecoderLayer(nn.Module):
 
 
 class _LayerWeights:
-    """Reads one layer's tensors and brings them into the shapes that the layer multiplies with."""
+    """Reads one layer's tensors and brings them into the shapes that the layer multiplies with.
+
+    What the layer keeps as it is becomes a copy: a part of the file would keep all of it mapped.
+    """
 
     def __init__(
         self, config: ModelConfig, index: int, weights: Weights, dtype: torch.dtype
@@ -209,7 +224,7 @@ class _LayerWeights:
         self._dtype = dtype
 
     def norm(self, name: str, size: int) -> torch.Tensor:
-        return self._tensor(f"{name}.weight", (size,))
+        return self._tensor(f"{name}.weight", (size,)).clone()
 
     def qkv(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         config = self._config
@@ -232,14 +247,17 @@ class _LayerWeights:
         shape = (config.hidden_size, config.num_heads * config.head_dim)
         weight = self._group_major(self._tensor("self_attn.o_proj.weight", shape), dim=1)
         has_bias = config.output_bias
-        return weight, self._tensor("self_attn.o_proj.bias", shape[:1]) if has_bias else None
+        return weight, self._tensor(
+            "self_attn.o_proj.bias", shape[:1]
+        ).clone() if has_bias else None
 
     def mlp(
         self, name: str, out_features: int, in_features: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = self._tensor(f"mlp.{name}.weight", (out_features, in_features))
         has_bias = self._config.mlp_bias
-        return weight, self._tensor(f"mlp.{name}.bias", (out_features,)) if has_bias else None
+        bias = self._tensor(f"mlp.{name}.bias", (out_features,)).clone() if has_bias else None
+        return weight, bias
 
     def _group_major(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Reorder the query heads along `dim` from (KV head, group) to (group, KV head)."""

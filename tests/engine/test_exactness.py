@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine.config import EngineConfig, SpeculativeConfig
 from engine.core import EngineCore
@@ -22,8 +22,10 @@ from tests.engine.driver import Generation, add_request, run, run_one
 PROMPTS_FILE = Path(__file__).parents[2] / "app" / "bench" / "prompts.jsonl"
 PROMPTS = [json.loads(line) for line in PROMPTS_FILE.read_text().splitlines()]
 ORACLE_PROMPTS = sorted((p["prompt"] for p in PROMPTS), key=len)[:22]
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 NUM_ORACLE_TOKENS = 64
+# So many of them token by token, which takes long.
+NUM_GENERATED = 4
 
 SAMPLING = {
     "greedy": {"temperature": 0.0},
@@ -196,26 +198,10 @@ def test_prompt_logprobs_are_the_same_with_speculation_and_company(cores, tokeni
 
 
 @pytest.fixture(scope="module")
-def transformers_texts(model_dir: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Greedy continuations of the shortest prompts by the transformers library, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    texts = []
-    for prompt in ORACLE_PROMPTS:
-        ids = tokenizer.encode(prompt).ids
-        with torch.inference_mode():
-            output = model.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                max_new_tokens=NUM_ORACLE_TOKENS,
-                do_sample=False,
-            )
-        texts.append(output[0, len(ids) :].tolist())
-    return texts
-
-
-def test_greedy_text_in_float32_is_that_of_transformers(
-    model_dir, draft_dir, tokenizer, transformers_texts
-):
+def greedy_texts(
+    model_dir: Path, draft_dir: Path, tokenizer: Tokenizer
+) -> list[tuple[list[int], list[int]]]:
+    """The shortest prompts and what the engine writes in float32, all together, with drafts."""
     config = EngineConfig(
         model_path=str(model_dir),
         dtype="float32",
@@ -225,9 +211,35 @@ def test_greedy_text_in_float32_is_that_of_transformers(
         ),
     )
     core, _ = build_core(config)
-    messages = [
-        add_request(str(i), tokenizer.encode(prompt).ids, max_tokens=NUM_ORACLE_TOKENS)
-        for i, prompt in enumerate(ORACLE_PROMPTS)
-    ]
-    generations = run(core, messages)
-    assert [generations[str(i)].token_ids for i in range(len(messages))] == transformers_texts
+    prompts = [tokenizer.encode(prompt).ids for prompt in ORACLE_PROMPTS]
+    generations = run(
+        core,
+        [add_request(str(i), ids, max_tokens=NUM_ORACLE_TOKENS) for i, ids in enumerate(prompts)],
+    )
+    return [(ids, generations[str(i)].token_ids) for i, ids in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def oracle(model_dir: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+
+
+@torch.inference_mode()
+def test_greedy_text_in_float32_is_that_of_transformers(oracle, greedy_texts):
+    """Behind every beginning of a text, its next token is the one that transformers takes."""
+    for prompt, text in greedy_texts:
+        logits = oracle(torch.tensor([prompt + text])).logits[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == text
+        assert len(text) == NUM_ORACLE_TOKENS or text[-1] == oracle.config.eos_token_id
+
+
+@torch.inference_mode()
+def test_greedy_text_in_float32_is_that_of_transformers_generate(oracle, greedy_texts):
+    for prompt, text in greedy_texts[:NUM_GENERATED]:
+        output = oracle.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=NUM_ORACLE_TOKENS,
+            do_sample=False,
+        )
+        assert output[0, len(prompt) :].tolist() == text

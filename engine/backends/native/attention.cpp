@@ -19,12 +19,10 @@ extern "C" int tandem_avx512_supported() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-#include <immintrin.h>
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma")
+#include "vector.h"
 
 namespace {
 
-constexpr int LANES = 16;
 constexpr int MAX_QUERIES = 6;
 constexpr int MAX_HEAD_DIM = 256;
 
@@ -41,26 +39,6 @@ struct Token {
 struct Task {
     int32_t slot, first_token, start_position, first_query, num_queries;
 };
-
-using bfloat16 = uint16_t;
-
-inline __m512 load(const float* p) { return _mm512_loadu_ps(p); }
-
-inline __m512 load(const bfloat16* p) {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-
-inline void store(float* p, __m512 x) { _mm512_storeu_ps(p, x); }
-
-// Rounds to the nearest, ties to even, as torch does.
-inline void store(bfloat16* p, __m512 x) {
-    __m512i bits = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-}
 
 // For x <= 0, to about one unit in the last place; exactly 0 below -104.
 inline __m512 exp_of(__m512 x) {

@@ -40,15 +40,16 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg, misc, unuse
 
 def build(folder: Path, compiler: str) -> Path:
     """The shared library. It takes the OpenMP runtime that torch has loaded, hence two steps."""
-    sources = sorted(folder.glob("*.cpp"))
+    sources = sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     for old in folder.glob("native-*.so"):
         old.unlink()
-    objects = [source.with_suffix(".o") for source in sources]
+    units = [source for source in sources if source.suffix == ".cpp"]
+    objects = [unit.with_suffix(".o") for unit in units]
     library = folder / f"native-{digest}.so"
     try:
-        for source, compiled in zip(sources, objects, strict=True):
-            subprocess.run([compiler, *FLAGS, "-c", source, "-o", compiled], check=True)
+        for unit, compiled in zip(units, objects, strict=True):
+            subprocess.run([compiler, *FLAGS, "-c", unit, "-o", compiled], check=True)
         subprocess.run([compiler, "-shared", *objects, "-o", library], check=True)
     finally:
         for compiled in objects:

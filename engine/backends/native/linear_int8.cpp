@@ -7,6 +7,7 @@
 // Weights are packed as [channel block, input / 4, 16 channels, 4 inputs].
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 extern "C" int tandem_int8_supported() {
@@ -16,15 +17,13 @@ extern "C" int tandem_int8_supported() {
            __builtin_cpu_supports("avx512vnni");
 }
 
-#include <immintrin.h>
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")
+#include "blocked_product.h"
+#include "vector.h"
+#pragma GCC target("avx512vnni")
 
 namespace {
 
-constexpr int LANES = 16;
-constexpr int MAX_ROWS = 8;
-
-using bfloat16 = uint16_t;
+constexpr int GROUP = 4;
 
 // What is done with the product. The numbers are those of int8_linear.py.
 enum Epilogue { NONE = 0, MUL = 1, ADD = 2 };
@@ -37,24 +36,10 @@ struct Layer {
     int32_t in_features, out_features;
 };
 
-inline __m512 load(const float* p, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, p); }
-
-inline __m512 load(const bfloat16* p, __mmask16 mask) {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+// As _mm512_dpbusd_epi32, of whose results GCC 12 keeps copies, more than there are registers.
+inline void add_products(__m512i& sums, __m512i inputs, __m512i weights) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(inputs), "v"(weights));
 }
-
-inline void store(float* p, __m512 x, __mmask16 mask) { _mm512_mask_storeu_ps(p, mask, x); }
-
-// Rounds to the nearest, ties to even, as torch does.
-inline void store(bfloat16* p, __m512 x, __mmask16 mask) {
-    __m512i bits = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    _mm256_mask_storeu_epi16(p, mask, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-}
-
-inline __mmask16 lanes(int num) { return num >= LANES ? 0xffff : (1u << num) - 1; }
 
 // Round(x * 127 / largest) + 128 for each input; returns the scale.
 template <typename T>
@@ -83,27 +68,40 @@ struct Call {
     const float* input_scales;
     int num_groups;  // of four inputs
 
+    int64_t block_size() const { return int64_t(num_groups) * GROUP * LANES; }
+
+    const int8_t* block_begin(int block) const { return layer.weight + block * block_size(); }
+
     // Rows [row, row + NR) of the channel blocks [block, block + NB).
     template <int NR, int NB>
-    void run(int row, int block) const {
+    void run(int row, int block, Soon soon) const {
         __m512i sums[NR][NB];
+#pragma GCC unroll 8
         for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) sums[r][b] = _mm512_setzero_si512();
-        const int8_t* weight = layer.weight + int64_t(block) * num_groups * 64;
-        const uint8_t* input = inputs + int64_t(row) * num_groups * 4;
+        const int8_t* weight = block_begin(block);
+        const uint8_t* input = inputs + int64_t(row) * num_groups * GROUP;
         for (int group = 0; group < num_groups; ++group) {
+            const int64_t place = int64_t(group) * GROUP * LANES;
             __m512i weights[NB];
+#pragma GCC unroll 8
             for (int b = 0; b < NB; ++b)
-                weights[b] =
-                    _mm512_loadu_si512(weight + (int64_t(b) * num_groups + group) * 64);
+                weights[b] = _mm512_loadu_si512(weight + b * block_size() + place);
+            for (int s = 0; s < soon.num; ++s)
+                _mm_prefetch(soon.begin + s * block_size() + place, _MM_HINT_T1);
+#pragma GCC unroll 8
             for (int r = 0; r < NR; ++r) {
-                const int32_t* four = reinterpret_cast<const int32_t*>(input) + r * num_groups;
-                __m512i spread = _mm512_set1_epi32(four[group]);
-                for (int b = 0; b < NB; ++b)
-                    sums[r][b] = _mm512_dpbusd_epi32(sums[r][b], spread, weights[b]);
+                int32_t four;
+                std::memcpy(&four, input + (int64_t(r) * num_groups + group) * GROUP, sizeof four);
+                const __m512i spread = _mm512_set1_epi32(four);
+#pragma GCC unroll 8
+                for (int b = 0; b < NB; ++b) add_products(sums[r][b], spread, weights[b]);
             }
         }
+#pragma GCC unroll 8
         for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) finish(sums[r][b], row + r, (block + b) * LANES);
     }
 
@@ -118,20 +116,6 @@ struct Call {
         if (epilogue == ADD) y = _mm512_add_ps(y, load(other + place, mask));
         store(output + place, y, mask);
     }
-
-    template <int NB>
-    void run_rows(int num_rows, int row, int block) const {
-        switch (num_rows) {
-            case 1: return run<1, NB>(row, block);
-            case 2: return run<2, NB>(row, block);
-            case 3: return run<3, NB>(row, block);
-            case 4: return run<4, NB>(row, block);
-            case 5: return run<5, NB>(row, block);
-            case 6: return run<6, NB>(row, block);
-            case 7: return run<7, NB>(row, block);
-            case 8: return run<8, NB>(row, block);
-        }
-    }
 };
 
 template <typename T>
@@ -139,34 +123,20 @@ void linear(const Layer& layer, const T* x, int num_rows, Epilogue epilogue, con
             T* output) {
     static thread_local std::vector<uint8_t> inputs;
     static thread_local std::vector<float> scales;
-    const int num_groups = (layer.in_features + 3) / 4;
-    inputs.resize(size_t(num_rows) * num_groups * 4);
+    const int num_groups = (layer.in_features + GROUP - 1) / GROUP;
+    const int64_t row_size = int64_t(num_groups) * GROUP;
+    inputs.resize(num_rows * row_size);
     scales.resize(num_rows);
     uint8_t* quantized = inputs.data();
     float* row_scales = scales.data();
     const Call<T> call{layer, epilogue, other, output, quantized, row_scales, num_groups};
-    const int num_blocks = (layer.out_features + LANES - 1) / LANES;
-    // So many blocks side by side hide the latency of the additions.
-    const int step = num_rows <= 4 ? 4 : 2;
-    const int num_steps = (num_blocks + step - 1) / step;
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
         for (int row = 0; row < num_rows; ++row)
             row_scales[row] = quantize(x + int64_t(row) * layer.in_features, layer.in_features,
-                                       quantized + int64_t(row) * num_groups * 4);
-#pragma omp for schedule(static)
-        for (int i = 0; i < num_steps; ++i)
-            for (int row = 0; row < num_rows; row += MAX_ROWS) {
-                const int rows = num_rows - row < MAX_ROWS ? num_rows - row : MAX_ROWS;
-                const int block = i * step;
-                if (block + step > num_blocks)
-                    for (int b = block; b < num_blocks; ++b) call.template run_rows<1>(rows, row, b);
-                else if (step == 4)
-                    call.template run_rows<4>(rows, row, block);
-                else
-                    call.template run_rows<2>(rows, row, block);
-            }
+                                       quantized + row * row_size);
+        run_blocked(call, num_rows, (layer.out_features + LANES - 1) / LANES);
     }
 }
 

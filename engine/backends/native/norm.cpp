@@ -4,35 +4,12 @@
 #include <cmath>
 #include <cstdint>
 
-#include <immintrin.h>
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma")
+#include "vector.h"
 
 namespace {
 
-constexpr int LANES = 16;
 // Fewer are done before another thread has woken up.
 constexpr int MIN_ROWS_FOR_THREADS = 32;
-
-using bfloat16 = uint16_t;
-
-inline __m512 load(const float* p, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, p); }
-
-inline __m512 load(const bfloat16* p, __mmask16 mask) {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-
-inline void store(float* p, __m512 x, __mmask16 mask) { _mm512_mask_storeu_ps(p, mask, x); }
-
-// Rounds to the nearest, ties to even, as torch does.
-inline void store(bfloat16* p, __m512 x, __mmask16 mask) {
-    __m512i bits = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    _mm256_mask_storeu_epi16(p, mask, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-}
-
-inline __mmask16 lanes(int num) { return num >= LANES ? 0xffff : (1u << num) - 1; }
 
 template <typename T>
 void norm_row(const T* x, const T* weight, int size, float epsilon, T* output) {
