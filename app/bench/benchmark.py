@@ -23,7 +23,7 @@ from app.bench.prompt import Prompt
 from app.bench.side import Side
 
 # Long enough to show the server what its steps cost.
-WARM_UP = Prompt(kind="warm-up", prompt="The quick brown fox jumps.\n" * 3, max_tokens=64)
+WARM_UP = Prompt("warm-up", "The quick brown fox jumps.\n" * 3, max_tokens=64, id="warm-up")
 NUM_CHARS_SHOWN = 30
 
 
@@ -98,15 +98,18 @@ class Benchmark:
             yield [self._prompts[index % num_prompts] for index in indexes]
 
     def _answers(self, turn: _Turn, bar: tqdm[Any] | None = None) -> list[Answer]:
-        futures = [
-            self._executor.submit(self._client.complete, self._body(prompt, turn))
-            for prompt in turn.prompts
-        ]
+        futures = [self._executor.submit(self._answer, prompt, turn) for prompt in turn.prompts]
         for future in as_completed(futures):
             future.result()
             if bar is not None:
                 bar.update()
         return [future.result() for future in futures]
+
+    def _answer(self, prompt: Prompt, turn: _Turn) -> Answer:
+        try:
+            return self._client.complete(self._body(prompt, turn))
+        except BenchError as error:
+            raise type(error)(f"prompt {prompt.name} on {turn.side.name!r}: {error}") from error
 
     def _body(self, prompt: Prompt, turn: _Turn) -> dict[str, Any]:
         return {

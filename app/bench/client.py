@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
@@ -34,18 +34,12 @@ class Client:
     """Leaving its block ends the requests that still run, which then fail in their threads."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
-        parts = urlsplit(url)
-        try:
-            is_usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-            self._port = parts.port
-        except ValueError:
-            is_usable = False
-        if not is_usable:
-            raise BenchError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
+        parts = _split(url)
         self.url = url
         self._host = parts.hostname or ""
+        self._port = parts.port
         self._is_encrypted = parts.scheme == "https"
-        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._path = quote(parts.path.rstrip("/").removesuffix("/v1"), safe="/%")
         self._headers = {"Content-Type": "application/json"}
         if not (api_key.isascii() and api_key.isprintable()):
             raise BenchError("the API key has characters that cannot be sent")
@@ -97,12 +91,14 @@ class Client:
         with self._connected() as connection:
             try:
                 connection.request(method, f"{self._path}{path}", body, self._headers)
-                response = connection.getresponse()
-                if response.status != http.client.OK:
-                    raise BenchError(self._refusal(response))
-                yield response
+                # It may hold the socket, which the connection then no longer knows.
+                with connection.getresponse() as response:
+                    if response.status != http.client.OK:
+                        raise BenchError(self._refusal(path, response))
+                    yield response
             except msgspec.DecodeError as error:
-                raise BenchError(f"{self.url} sent what cannot be read: {error}") from error
+                problem = f"{self.url} sent what cannot be read: {error}"
+                raise BenchError(f"{problem}; is this a Tandem server?") from error
             except (OSError, http.client.HTTPException) as error:
                 raise ServerGoneError(f"{self.url} went away: {_reason(error)}") from error
 
@@ -128,14 +124,25 @@ class Client:
                 self._sockets.discard(sock)
             connection.close()
 
-    def _refusal(self, response: http.client.HTTPResponse) -> str:
+    def _refusal(self, path: str, response: http.client.HTTPResponse) -> str:
         """The server's own words, where it has any."""
         try:
             message = json.load(response)["error"]["message"]
         except (ValueError, LookupError, TypeError):
             message = response.reason
         hint = "; give a key with --api-key" if response.status == 401 else ""
-        return f"{self.url} answered {response.status}: {message}{hint}"
+        return f"{self.url} answered {response.status} to {path}: {message}{hint}"
+
+
+def _split(url: str) -> SplitResult:
+    """BenchError unless it can be connected to."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        # Raise where there is no such name, or no such port.
+        host, _ = (parts.hostname or "").encode("idna"), parts.port
+        if parts.scheme in ("http", "https") and host:
+            return parts
+    raise BenchError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -145,5 +152,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, http.client.IncompleteRead):
+        return "an answer broke off"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return text or type(error).__name__

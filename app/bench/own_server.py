@@ -19,8 +19,8 @@ EXIT_SECONDS = 2
 
 @contextmanager
 def own_server(arguments: Sequence[str]) -> Iterator[str]:
-    """The URL of a new server with these flags. In the block, SIGTERM acts as Ctrl-C does."""
-    with _sigterm_as_ctrl_c():
+    """The URL of a new server with these flags. In the block, SIGTERM and SIGHUP act as Ctrl-C."""
+    with _signals_as_ctrl_c():
         # Ctrl-C is for the benchmark, which then stops the server: it has a session of its own.
         process = subprocess.Popen(
             [sys.executable, "-m", "app", "serve", *FLAGS, *arguments],
@@ -66,9 +66,14 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _signals_as_ctrl_c() -> Iterator[None]:
+    """What is ignored, as SIGHUP is under nohup, stays so."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, old in heard.items():
+            signal.signal(number, old)

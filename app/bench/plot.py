@@ -32,6 +32,8 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": 11,
     "grid.color": "#e6e6e6",
     "legend.frameon": False,
+    # Names may have dollar signs.
+    "text.parse_math": False,
     "svg.hashsalt": "tandem",
 }
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_names: int) -> str:
     """The first `num_names` columns are words, the others numbers."""
+    rows = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    header = [cell.replace("|", r"\|") for cell in header]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     rule = [
         "-" * width if index < num_names else "-" * (width - 1) + ":"
