@@ -16,18 +16,33 @@ def attend(
 
     The query is padded where the mask is made for more positions.
     """
+    return attend_with_logsumexp(query, keys, values, mask)[0]
+
+
+def attend_with_logsumexp(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `attend` gives, and in float32 `[num_rows, width, group_size * num_kv_heads]`."""
     _, width, group_size, _, _ = query.shape
     num_missing = mask.shape[2] // group_size - width
     if num_missing:
         query = F.pad(query, (0, 0) * 3 + (0, num_missing))
-    output: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    output: torch.Tensor  # [num_rows, num_kv_heads, padded width * group_size, head_dim]
+    logsumexp: torch.Tensor  # [num_rows, num_kv_heads, padded width * group_size]
+    output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query.flatten(1, 2).transpose(1, 2),
         keys.transpose(1, 2),
         values.transpose(1, 2),
         attn_mask=mask,
-    )[0].transpose(1, 2)  # [num_rows, padded width * group_size, num_kv_heads, head_dim]
-    output = output[:, : width * group_size].unflatten(1, (width, group_size))
-    return output.flatten(2)
+    )
+    return _by_position(output, width, group_size), _by_position(logsumexp, width, group_size)
+
+
+def _by_position(x: torch.Tensor, width: int, group_size: int) -> torch.Tensor:
+    """`[num_rows, num_kv_heads, padded width * group_size, ...]` to `[num_rows, width, all]`."""
+    positions = x.transpose(1, 2)[:, : width * group_size]
+    by_position: torch.Tensor = positions.unflatten(1, (width, group_size)).flatten(2)
+    return by_position
 
 
 def causal_mask(

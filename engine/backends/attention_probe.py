@@ -1,14 +1,15 @@
 """Finds the shapes in which the attention kernel gives every query the same bits on this machine.
 
 Random data in many shapes, compared with the reference: `REFERENCE_COUNT` query positions and whole
-blocks of keys. A different order of summation shows in some of the outputs.
+blocks of keys. A different order of summation shows in some of the outputs, and in most of the
+float32 sums of the softmax that the kernel gives beside them.
 """
 
 from __future__ import annotations
 
 import torch
 
-from engine.backends.attention_kernel import attend, causal_mask
+from engine.backends.attention_kernel import attend_with_logsumexp, causal_mask
 from engine.backends.length_tiling import LengthTiling
 from engine.backends.row_tiling import REFERENCE_COUNT, RowTiling
 from engine.models.config import ModelConfig
@@ -93,7 +94,8 @@ class AttentionProbe:
         offset: int = 0,
         width: int = REFERENCE_COUNT,
     ) -> torch.Tensor:
-        """Query positions `offset` to `offset + width` of a tile that begins at `start`."""
+        """Query positions `offset` to `offset + width` of a tile that begins at `start`:
+        `[num_rows, width, outputs and logsumexp]`."""
         num_rows = num_rows or self._num_rows
         mask = causal_mask(
             (start + offset,) * num_rows,
@@ -106,7 +108,10 @@ class AttentionProbe:
         )
         rows = slice(0, num_rows)
         query = self._query[rows, offset : offset + width]
-        return attend(query, self._keys[rows, :kv_length], self._values[rows, :kv_length], mask)
+        output, logsumexp = attend_with_logsumexp(
+            query, self._keys[rows, :kv_length], self._values[rows, :kv_length], mask
+        )
+        return torch.cat([output.float(), logsumexp], dim=2)
 
 
 def probe_attention(

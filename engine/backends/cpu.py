@@ -14,18 +14,14 @@ import torch
 from engine.backends.base import ForwardRow, ModelInfo
 from engine.backends.cpu_kernels import CpuKernels
 from engine.backends.packed_linear import supports_packing
-from engine.backends.row_tiling import REFERENCE_COUNT, RowTiling
+from engine.backends.row_probe import RowProbe
+from engine.backends.row_tiling import RowTiling
 from engine.config import DType, KernelKind, Quantization
 from engine.models.config import ModelConfig, ModelError
 from engine.models.decoder import Decoder
 from engine.models.weights import Weights
 
 _CANDIDATE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 32, 64, 128)
-_MIN_PROBE_ROWS = 128
-_MIN_PROBE_VALUES = 2**16
-_PROBE_LAYERS = 2
-# Each compares a whole vocabulary of logits for each row.
-_MAX_PROBES = 8
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16, 32, 64, 128)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
@@ -73,8 +69,7 @@ class CpuBackend:
     @torch.inference_mode()
     def warmup(self) -> None:
         """Probe which shapes are exact; this also makes oneDNN build its kernels for them."""
-        probe = _RowProbe(self._decoder)
-        self._tiling.use([count for count in _CANDIDATE_COUNTS if probe.is_exact(count)])
+        self._tiling.use(RowProbe(self._decoder).exact_counts(_CANDIDATE_COUNTS))
 
     @torch.inference_mode()
     def forward(self, rows: tuple[ForwardRow, ...]) -> torch.Tensor:
@@ -132,41 +127,6 @@ def _cut(rows: tuple[ForwardRow, ...], tiles: tuple[int, ...]) -> Iterator[list[
                 start = row.start_position + len(taken)
                 pending.append(ForwardRow(row.slot_id, start, left, num_logits=0))
         yield part
-
-
-class _RowProbe:
-    """Compares some layers and the head, called with some number of rows, with the reference."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        # In bfloat16 few values show another summation, so there must be enough of them.
-        num_chunks = -(-_MIN_PROBE_VALUES // (_MIN_PROBE_ROWS * decoder.config.hidden_size))
-        self._num_rows = num_chunks * _MIN_PROBE_ROWS
-        generator = torch.Generator().manual_seed(0)
-        self._input_ids = torch.randint(
-            decoder.config.vocab_size, (self._num_rows,), generator=generator
-        )
-        starts = range(0, self._num_rows, REFERENCE_COUNT)
-        self._reference = torch.cat([self._run(start, REFERENCE_COUNT) for start in starts])
-
-    def is_exact(self, count: int) -> bool:
-        starts = range(0, self._num_rows - count + 1, count)[:_MAX_PROBES]
-        return all(
-            torch.equal(self._run(start, count), self._reference[start : start + count])
-            for start in starts
-        )
-
-    def _run(self, start: int, count: int) -> torch.Tensor:
-        input_ids = self._input_ids[start : start + count]
-        positions = torch.arange(start, start + count) % self._decoder.rotary.num_positions
-        hidden = self._decoder(input_ids, positions, _attend_to_self, num_layers=_PROBE_LAYERS)
-        return self._decoder.logits(hidden)
-
-
-def _attend_to_self(
-    _layer_index: int, query: torch.Tensor, _key: torch.Tensor, _value: torch.Tensor
-) -> torch.Tensor:
-    return query.flatten(1)
 
 
 def _context_length(config: ModelConfig, max_model_len: int | None) -> int:

@@ -94,7 +94,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self._norm = norm
+        self.normalize = norm
         vocab_shape = (config.vocab_size, config.hidden_size)
         embedding = weights.expect("model.embed_tokens.weight", vocab_shape).to(dtype)
         self.layers = nn.ModuleList(
@@ -128,7 +128,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_tokens, hidden_size]` to float32 `[num_tokens, vocab_size]`."""
-        hidden = self._norm(hidden, self.norm, self.config.rms_norm_eps)
+        hidden = self.normalize(hidden, self.norm, self.config.rms_norm_eps)
         logits: torch.Tensor = self.head(hidden).float()
         return logits
 

@@ -15,9 +15,12 @@ NUM_TOKENS = 560  # crosses the first whole block of the attention
 TEXT = random.Random(0).choices(range(1000, 40000), k=NUM_TOKENS)
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(scope="module", params=["bfloat16", "bfloat16-torch", "float32"])
 def backend(request: pytest.FixtureRequest, model_dir: Path) -> CpuBackend:
-    backend = CpuBackend(model_dir, dtype=request.param, num_slots=6, max_model_len=640)
+    dtype, _, kernels = request.param.partition("-")
+    backend = CpuBackend(
+        model_dir, dtype=dtype, kernels=kernels or "auto", num_slots=6, max_model_len=640
+    )
     backend.warmup()
     return backend
 
