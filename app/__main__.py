@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,7 +62,11 @@ def _other_command(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="serve | fetch | bench")
     commands.add_parser("serve", help="serve a model over HTTP; `tandem serve --help` for more")
     fetch = commands.add_parser("fetch", help="download a model and print its folder")
-    fetch.add_argument("--model", help=f"Hugging Face id or local folder [{DEFAULT_MODEL}]")
+    fetch.add_argument(
+        "--model",
+        default=os.environ.get("TANDEM_MODEL"),
+        help=f"Hugging Face id or local folder [{DEFAULT_MODEL}]",
+    )
     fetch.add_argument("--cache-dir", type=Path, default=default_cache_dir())
     bench = commands.add_parser("bench", help="compare speculation off and on, by prompt")
     add_bench_flags(bench)

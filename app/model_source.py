@@ -24,7 +24,9 @@ _HUB_SUBFOLDERS: Final = "*/*"
 
 
 def default_cache_dir() -> Path:
-    """Where the default model is kept unless the settings say otherwise."""
+    """Where the default model is kept unless a flag says otherwise."""
+    if folder := os.environ.get("TANDEM_CACHE_DIR"):
+        return Path(folder)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "tandem"
 

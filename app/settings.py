@@ -152,7 +152,7 @@ class Settings(BaseSettings):
     num_threads: Annotated[
         int | None, Field(ge=1, description="processor threads of the engine [all cores]")
     ] = None
-    cache_dir: Annotated[Path, Field(description="where fetched models are kept")] = Field(
+    cache_dir: Annotated[Path, Field(description="where the default model is kept")] = Field(
         default_factory=default_cache_dir
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -55,6 +55,22 @@ def test_fetch_prints_the_folder(capsys, tmp_path):
     assert capsys.readouterr().out.strip() == folder
 
 
+def test_fetch_takes_the_model_of_the_environment(capsys, monkeypatch, tmp_path):
+    folder = model_folder(tmp_path / "model", "<unk>", "a")
+    monkeypatch.setenv("TANDEM_MODEL", folder)
+    assert main(["fetch"]) == 0
+    assert capsys.readouterr().out.strip() == folder
+
+
+def test_fetch_keeps_the_model_where_the_environment_says(capsys, monkeypatch, tmp_path):
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    monkeypatch.setenv("TANDEM_CACHE_DIR", str(no_folder))
+    monkeypatch.delenv("TANDEM_MODEL", raising=False)
+    assert main(["fetch"]) == 1
+    assert f"cannot write the default model into {no_folder}" in capsys.readouterr().err
+
+
 def test_a_draft_model_of_another_tokenizer_is_refused_by_name(capsys, tmp_path):
     target = model_folder(tmp_path / "target", "<unk>", "a")
     draft = model_folder(tmp_path / "draft", "<unk>", "b")

@@ -152,6 +152,7 @@ def test_a_file_is_refused_with_the_way_out(tmp_path: Path, name: str, reason: s
 
 
 def test_the_cache_is_below_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TANDEM_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert default_cache_dir() == Path("/caches/tandem")
     monkeypatch.delenv("XDG_CACHE_HOME")
